@@ -10,7 +10,6 @@ from pathlib import Path
 import psutil
 import yaml
 
-from flows.pipeline.step import Output
 from stages.store.opening import open_store
 from tests.forking import forked_python
 from tests.programs import run_program
@@ -142,14 +141,6 @@ def kill_stage(process):
         assert process.poll() is None
     for stage in stages:
         stage.kill()
-
-
-def inputs(step):
-    """The outputs of other steps that a step reads, by input, as ``step:path``."""
-    return {
-        name: [f"{member.step}:{member.path}" for member in group if isinstance(member, Output)]
-        for name, group in step.inputs.items()
-    }
 
 
 def steps(store, run="small"):

@@ -51,13 +51,6 @@ def test_output_for_which_the_disk_has_no_room_is_a_message(command):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("command", [("status", "--store"), ("init",)])
-def test_the_home_of_an_unknown_user_is_a_mistake(command):
-    done = geb(*command, "~nobody9/place")
-    assert done.returncode == 64
-    assert "home" in done.stderr and "Traceback" not in done.stderr
-
-
 def test_a_run_has_few_settings():
     """Each counts once: resources for all stages together, tables by name with their section."""
     names = [row.name for row in run_rows() if ".NAME." not in row.name]

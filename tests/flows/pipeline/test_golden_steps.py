@@ -36,7 +36,12 @@ HUB = (
 )
 # Settings of each run.
 RUNS = {
-    "accumulate": ("pair_data=accumulate", "screen.num_samples=2", "generate.num_shards=2"),
+    "accumulate": (
+        "iterations=3",
+        "pair_data=accumulate",
+        "screen.num_samples=2",
+        "generate.num_shards=2",
+    ),
     "initial-reference": ("train.reference=initial", f"inputs.test_prompts={PROMPTS}"),
     "judge": (f"score={{oracle: judge, {JUDGE}}}", "generate.num_shards=2"),
     "judge-in-a-sum": (

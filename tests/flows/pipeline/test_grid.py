@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from flows.pipeline.config import RunConfig
 from flows.pipeline.grid import cells, parse_axes
 from flows.pipeline.loading import load_config
 from flows.pipeline.presets import NO_PRESET, configured
@@ -61,12 +60,17 @@ def test_configurations_that_no_sweep_can_tell_apart_are_refused():
     assert "elsewhere" in str(refused.value)
 
 
-def test_values_that_only_signs_tell_apart_have_names_of_their_own():
+@pytest.mark.parametrize(
+    "policies",
+    [("owner/a_b", "owner_a/b", "owner/other"), tuple(f"owner/{'x' * 120}{end}" for end in "ab")],
+    ids=["signs", "long"],
+)
+def test_values_that_no_name_can_hold_get_names_of_their_own(policies):
     config = configured("quickstart", {})
-    axes = {"inputs.policy": ["owner/a_b", "owner_a/b", "owner/other"]}
-    planned = cells("try", [config], axes, [0, 1])
-    names = [cell.config.name for cell in planned]
-    assert len(set(names)) == 6
+    axes = {"inputs.policy": policies}
+    names = [cell.config.name for cell in cells("try", [config], axes, [0, 1])]
+    assert len(set(names)) == 2 * len(policies)
+    assert max(map(len, names)) <= 100
     assert names == [cell.config.name for cell in cells("try", [config], axes, [0, 1])]
 
 
@@ -142,23 +146,3 @@ def test_the_baseline_and_a_calibrated_design_are_one_grid():
 
 def _calibrated():
     return configured("llama3-geb-p-kl", {})
-
-
-@pytest.mark.parametrize(
-    ("train", "label"),
-    [
-        ({}, "κ 1"),
-        ({"target_ratio": 1e-3}, "ratio 0.001"),
-        ({"target_ratio": 1e-3, "design": "none"}, ""),
-    ],
-)
-def test_kappa_is_named_as_it_is_set(train, label):
-    assert kappa_label(RunConfig.model_validate({"train": train}).train) == label
-
-
-def test_a_long_name_is_cut_and_stays_a_name_of_its_own():
-    config = configured("quickstart", {})
-    axes = {"inputs.policy": [f"owner/{'x' * 120}{end}" for end in "ab"]}
-    names = [cell.config.name for cell in cells("try", [config], axes, [0])]
-    assert len(set(names)) == 2
-    assert max(map(len, names)) <= 100

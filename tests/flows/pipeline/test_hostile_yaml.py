@@ -1,10 +1,8 @@
 """Hostile configuration files: refused with one short message."""
 
-from pathlib import Path
-
 import pytest
 
-from flows.pipeline.loading import load_config, load_overridden
+from flows.pipeline.loading import load_config
 from flows.pipeline.strict_yaml import parse_yaml
 from stages.contract.errors import UserError
 
@@ -38,7 +36,7 @@ _BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("inputs: {prompts: ''}\n", ["inputs.prompts"]),
         ("store: ' '\n", ["' ' does not name a store"]),
         ('store: "a\\0b"\n', ["has a NUL"]),
-        ("".join(f"x{number}: 1\n" for number in range(3000)), ["x0: no such", "and 2980 more"]),
+        ("".join(f"x{number}: 1\n" for number in range(300)), ["x0: no such", "and 280 more"]),
         ("1: 2\n", ["1: "]),
     ],
     ids=lambda value: None if isinstance(value, list) else str(value)[:30],
@@ -53,12 +51,6 @@ def test_it_is_refused_by_name(tmp_path, text, parts):
     for part in parts:
         assert part in message
     assert caught.value.remedy
-
-
-def test_what_a_form_sends_is_held_to_the_same():
-    path = Path(__file__).parents[3] / "configs/quickstart.yaml"
-    with pytest.raises(UserError, match=r"train\.nll_weight: .*finite"):
-        load_overridden(path, {"train": {"nll_weight": float("inf")}}, (), "the form")
 
 
 def test_set_on_an_anchor_leaves_its_alias_as_it_was(tmp_path):

@@ -43,8 +43,9 @@ SETTINGS = {
     "pair.strategy=python": ["pair.strategy is 'python', and inputs.strategy_code"],
     "score.oracle=python inputs.oracle_code=null": ["inputs.oracle_code"],
     "score.oracle=reward_model": ["inputs.oracle_model"],
-    "score.oracle=http": ["needs http.url"],
-    "score.oracle=judge": ["needs judge.url"],
+    "score.oracle=weighted score.weighted.weights={python: 1, reward_model: 1}": [
+        "the oracle reward_model needs inputs.oracle_model"
+    ],
     "execution.interpreters={evaluate: no-such-python}": ["no Python interpreter at no-such-pyth"],
     "execution.interpreters={evaluate: @/shadow}": ["no Python interpreter at @/shadow"],
     **{
@@ -78,6 +79,10 @@ SETTINGS = {
         )
     },
     "suites={front: {evaluation: {num_samples: 4}}}": ["neither prompts nor score"],
+    "suites={gold: {score: {oracle: math_verify}, evaluation: {top_p: 0.7}}}": [
+        "suites.gold: evaluation.top_p is set",
+        "leave it out",
+    ],
     "suites={front: {prompts: /no.jsonl}}": ["no such file or folder: /no.jsonl"],
     "inputs.policy=~nouser/model": ["~nouser/model: no such home folder"],
     "inputs.prompts=[no.jsonl]": ["no such file or folder: @/no.jsonl"],
@@ -103,6 +108,9 @@ SETTINGS = {
     "inputs.warm_start=@/answer-alone.jsonl": ["answer-alone.jsonl, line 1", "no user turn"],
     "inputs.preferences=@/good.jsonl": ["good.jsonl, line 1", "'chosen'"],
     "inputs.prompts=[@/picture.jsonl]": ["picture.jsonl, line 1: the row holds images"],
+    "evaluation.pass_at_k=[2]": ["set the smallest score of a correct response"],
+    "evaluation={correct_from: 1, pass_at_k: [65]}": ["raise num_samples"],
+    "evaluation={correct_from: 1, pass_at_k: [0]}": ["pass_at_k has 0"],
     "evaluation.max_new_tokens=64": ["evaluation.max_new_tokens is 64", "context has 64 tokens"],
     "inputs.prompts=[@/no-user.jsonl]": ["no-user.jsonl, line 1", "user"],
 }
@@ -138,6 +146,7 @@ COMMANDS = {
     "report mine.yaml --store @/store": ["name the run, not its file"],
     "report ../elsewhere --store @/store": ["no run '../elsewhere'"],
     "models --store /dev/null": ["correct --store"],
+    "status --store ~nobody9/place": ["home directory"],
     "promote nope --alias x --store @/store": ["nope"],
     "export absent@production @/out --store @/store": ["absent"],
     "evaluate @/small.yaml absent@production --base @/checkpoint": ["absent"],
@@ -159,6 +168,7 @@ COMMANDS = {
         }.items()
     },
     "schedule @/small.yaml --cron '0 3 * * 1'": ["start `geb up`"],
+    "init ~nobody9/place": ["home directory"],
     "init @/shadow/x": ["@/shadow/x: Not a directory"],
     "init @/letters": ["@/letters is there and not empty"],
     "up --port 99999": ["--port", "65535"],

@@ -82,12 +82,8 @@ def test_set_wins_over_the_variable(tmp_path):
 def test_wrong_settings_of_file_and_command_line_are_named(tmp_path):
     path = written(tmp_path, {"train": {"beta": -1}})
     with pytest.raises(UserError) as caught:
-        load_config(path, ["train.kapa=1", "train={epochs: x}"])
-    lines = caught.value.message.splitlines()
-    assert str(path) in lines[0]
-    assert "  train.epochs: " in caught.value.message
-    with pytest.raises(UserError) as caught:
         load_config(path, ["train.kapa=1"])
+    assert str(path) in caught.value.message.splitlines()[0]
     assert "  train.kapa: no such setting; did you mean" in caught.value.message
     assert "  train.beta: Input should be greater than 0" in caught.value.message
 

@@ -102,12 +102,6 @@ def test_figures_of_a_comparing_judge_are_alike_for_one_base(override):
     assert measured_by(JUDGE) != measured_by(JUDGE, override)
 
 
-def test_every_training_has_a_seed_of_its_own():
-    runs = [steps_of("iterations=2", f"seed={seed}") for seed in (0, 1)]
-    places = ("sft", "iteration-1/train", "iteration-2/train")
-    assert len({steps[place].seed for steps in runs for place in places}) == 6
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -162,12 +156,6 @@ def test_what_cannot_work_together_is_refused(overrides, message):
 )
 def test_enough_gpus_and_nodes_that_can_meet_are_accepted(overrides):
     load_config(QUICKSTART, overrides)
-
-
-def test_what_each_oracle_of_a_sum_needs_must_be_named():
-    weighted = ["score.oracle=weighted", "score.weighted.weights={python: 1, reward_model: 1}"]
-    with pytest.raises(UserError, match=r"the oracle reward_model needs inputs\.oracle_model"):
-        steps_of(*weighted)
 
 
 def test_what_the_oracle_does_not_read_is_not_given_to_it(tmp_path):

@@ -26,7 +26,6 @@ from tests.tiny_models import make_tiny_reward_model
 QUICKSTART = ROOT / "configs/quickstart.yaml"
 PROMPTS = str(ROOT / "data/quickstart/prompts.jsonl")
 EACH = {"prompts": PROMPTS, "evaluation": {"num_samples": 4}, "after": "each"}
-LAST = {"prompts": PROMPTS, "score": {"oracle": "math_verify"}}
 
 
 def steps_of(**changes):
@@ -41,33 +40,11 @@ def test_a_suite_s_reward_model_without_a_chat_template_is_refused(tmp_path):
         steps_of(suites={"front": suite})
 
 
-def test_a_suite_has_its_own_sampling_and_oracle_or_the_run_s():
+def test_a_suite_without_a_sampling_of_its_own_has_the_run_s():
     evaluation = {"num_samples": 6, "temperature": 0.3, "top_p": 0.8, "max_new_tokens": 9}
-    front_door = {**EACH, "evaluation": evaluation | {"num_samples": 4}}
-    planned_steps = steps_of(suites={"front": front_door, "math": LAST}, evaluation=evaluation)
-    front, math = (
-        planned_steps[f"base/suite-{name}/generate/0"].params.model_dump(include={*evaluation})
-        for name in ("front", "math")
-    )
-    assert front == evaluation | {"num_samples": 4}
-    assert math == evaluation
-    oracles = {
-        name: planned_steps[f"base/suite-{name}/score/0"].params.model_dump()["oracle"]
-        for name in ("front", "math")
-    }
-    assert oracles == {"front": "python", "math": "math_verify"}
-    assert "code" in planned_steps["base/suite-front/score/0"].inputs
-    assert "code" not in planned_steps["base/suite-math/score/0"].inputs
-
-
-SECOND = {"score": {"oracle": "math_verify"}, "after": "each"}
-
-
-@pytest.mark.parametrize("field", ["num_samples", "temperature", "top_p"])
-def test_a_suite_without_prompts_has_no_sampling_of_its_own(field):
-    value = 0.7 if field in ("temperature", "top_p") else 7
-    with pytest.raises(UserError, match=rf"gold: evaluation\.{field} is set, .* leave it out"):
-        steps_of(suites={"gold": {**SECOND, "evaluation": {field: value}}})
+    suite = {"prompts": PROMPTS, "score": {"oracle": "math_verify"}}
+    step = steps_of(suites={"math": suite}, evaluation=evaluation)["base/suite-math/generate/0"]
+    assert step.params.model_dump(include={*evaluation}) == evaluation
 
 
 def test_runs_of_every_seed_share_the_base_s_samples():

@@ -9,7 +9,6 @@ from rich.console import Console
 from flows.pipeline.config import RunConfig
 from flows.report.differences import adjusted, compared
 from flows.report.summary import Summary, evaluated_row, iteration_row
-from stages.contract.errors import UserError
 from stages.evaluate.statistics import CONFIDENCE, Estimate, ratio_of_sums
 from stages.tables.wilson import wilson_interval
 from tests.flows.report.evaluations import artifact_in, write_evaluation
@@ -79,21 +78,6 @@ def test_runs_differ_by_what_their_shared_prompts_say(tmp_path):
     assert list(compared(first, first, names)) == []
     second.artifacts.clear()
     assert list(compared(first, second, names)) == [], "its evaluation is gone"
-
-
-@pytest.mark.parametrize(
-    ("evaluation", "said"),
-    [
-        ({"pass_at_k": [2]}, "set the smallest score of a correct response"),
-        ({"pass_at_k": [65], "correct_from": 1.0}, "raise num_samples"),
-        ({"pass_at_k": [0], "correct_from": 1.0}, "pass_at_k has 0"),
-    ],
-)
-def test_pass_at_k_that_cannot_be_estimated_is_refused(evaluation, said):
-    from flows.pipeline.loading import check_config
-
-    with pytest.raises(UserError, match=said):
-        check_config({"evaluation": evaluation}, "test")
 
 
 def test_a_row_has_the_last_step_s_kappa_and_none_without_a_bonus(tmp_path):
