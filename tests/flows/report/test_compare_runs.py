@@ -19,7 +19,7 @@ from flows.report.summary import Summary, iteration_row
 from stages.contract.errors import UserError
 from stages.contract.request import FileInput
 from stages.store.base import Store
-from tests.flows.loop import geb_json, geb_ok, geb_refused, warm_started, write_config
+from tests.flows.loop import geb_json, geb_ok, geb_refused
 from tests.flows.report.evaluations import artifact_in, write_evaluation
 
 PROMPTS = [f"p{number}" for number in range(12)]
@@ -86,21 +86,6 @@ def test_runs_are_tested_against_the_first(two, tmp_path):
     values = [test.adjusted_p_value for test in more.differences]
     # Two of 2^12 patterns of signs are as extreme.
     assert values == pytest.approx([6 * 2 / 2**12] * 6), "adjusted over all runs"
-
-
-def test_repetitions_of_one_method_are_taken_together(tmp_path):
-    runs = [run(tmp_path, f"plain-{seed}", 0.2 + seed / 100, seed=seed) for seed in range(3)]
-    runs += [run(tmp_path, f"bonus-{s}", 0.9 + s / 50, seed=s, design="arctanh") for s in range(3)]
-    comparison = compare_summaries(runs)
-    assert len(set(comparison.methods.values())) == 2
-    first, second = (row for row in comparison.over_seeds if row.figure == "mean_reward")
-    assert (len(first.values), len(second.values)) == (3, 3)
-    assert first.mean.value == pytest.approx(0.21)
-    [test] = [test for test in comparison.differences if test.figure == "mean_reward"]
-    assert test.estimate.value == pytest.approx(0.92 - 0.21)
-    p_value = test.estimate.p_value
-    assert p_value is not None and p_value < 0.001
-    assert test.adjusted_p_value == p_value, "one method against the first"
 
 
 def test_a_seed_counts_once_and_a_run_that_ended_early_not_at_all(tmp_path):
@@ -260,18 +245,3 @@ def test_the_flow_shows_its_tables(prefect_server, store):
     page = str(keys["by-flow-report"].data)
     assert "## Runs, held-out prompts" in page
     assert max(line.count("|") for line in page.splitlines()) == 8, "seven columns have room"
-
-
-@pytest.mark.slow
-def test_an_oracle_edited_between_two_runs_is_noticed(finished, tmp_path):
-    config = write_config(tmp_path, inputs=warm_started(finished))
-    oracle = tmp_path / "oracle.py"
-    for name, reward in (("one", 0), ("two", 1)):
-        oracle.write_text(
-            f"def score(prompts, responses, references): return [{reward}.0] * len(prompts)"
-        )
-        geb_ok("run", config, "--set", f"name={name}", "--set", f"inputs.oracle_code={oracle}")
-    compared = geb_json("compare", "one", "two", "--store", tmp_path / "store")
-    assert compared["settings"] == {}
-    assert len(set(compared["methods"].values())) == 2
-    assert "the oracle of two has other" in compared["verdict"]

@@ -1,12 +1,10 @@
-"""Figures of a report show the values of its rows; files that reports write."""
+"""Figures of a report show the values of its rows."""
 
 import numpy as np
 import pytest
 
 from flows.report.plots import draw
 from flows.report.table import figures_table
-from stages.contract.atomic import write_atomically
-from tests.damage import no_room
 from tests.flows.report.evaluations import figure_row
 
 ROWS = [
@@ -40,13 +38,3 @@ def test_a_component_named_as_a_figure_gets_another_column():
     assert record["accuracy"] == "0.900"
     assert record["components.accuracy"] == "0.100"
     assert record["style"] == "0.500"
-
-
-def test_a_disk_without_room_leaves_the_file_of_before(tmp_path):
-    path = tmp_path / "new/file"
-    write_atomically(path, "before")
-    longer = "after" * 100
-    with pytest.raises(OSError), no_room():
-        write_atomically(path, longer)
-    assert path.read_text() == "before"
-    assert list(path.parent.iterdir()) == [path]
