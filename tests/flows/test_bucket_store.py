@@ -36,10 +36,6 @@ def use_host(monkeypatch, folder):
     monkeypatch.setenv("GEB_CACHE", str(folder))
 
 
-def states(url, run="small"):
-    return {name: step["state"] for name, step in steps(url, run).items()}
-
-
 def test_a_run_goes_on_and_ends_on_other_hosts(finished, tmp_path, url, monkeypatch, s3):
     config = write_config(
         tmp_path, store=url, inputs=warm_started(finished), execution={"sync_seconds": 0.2}
@@ -82,7 +78,7 @@ def test_a_run_goes_on_and_ends_on_other_hosts(finished, tmp_path, url, monkeypa
     use_host(monkeypatch, tmp_path / "host-c")
     assert {step["action"] for step in plan(config).values()} == {"reuse"}
     again = geb_ok("run", config, "--json")
-    assert set(states(url).values()) == {"reused", "done"}, "host B's"
+    assert {step["state"] for step in steps(url).values()} == {"reused", "done"}, "host B's"
     assert not list((tmp_path / "host-c").rglob("*.safetensors"))
     summary = json.loads(again.stdout)
     assert summary["checkpoint"].startswith(f"{url}/artifacts/train/")

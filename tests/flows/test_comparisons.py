@@ -90,12 +90,6 @@ def test_a_model_is_not_compared_without_its_held_out_prompts(trained, tmp_path)
     assert "inputs.test_prompts" in refused
 
 
-def test_a_warm_started_configuration_names_no_base(trained):
-    [warm_start] = (trained.parent / "store/artifacts/sft").glob("*/checkpoint")
-    start = ("--set", f"inputs.policy={warm_start}")
-    assert "name one as the base" in geb_refused("evaluate", trained, "small:1", *start)
-
-
 def test_a_broken_oracle_is_refused_before_models_are_sampled(trained, tmp_path):
     oracle = tmp_path / "oracle.py"
     oracle.write_text("def score(responses):\n    return 1\n")

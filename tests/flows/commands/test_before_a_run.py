@@ -88,31 +88,28 @@ def test_plan_for_another_host_warns_that_this_one_lacks_gpus(tmp_path):
     assert "this host has 1" in " ".join(done.stderr.split())
 
 
+WEIGHTED = {"oracle": "weighted", "weighted": {"weights": {"python": 1, "math_verify": 1}}}
+
+
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "said", "score"),
     [
-        (f"{SCORE}    return 1 / 0\n", "ZeroDivisionError"),
         (
             "import os\nos.system('echo a program speaks')\nimport no_such_module\n",
             "No module named 'no_such_module'",
+            {},
         ),
-        ("def reward(*args):\n    return []\n", "has no function 'score'; it has: reward"),
-        (f"import os\n{SCORE}    os._exit(0)\n", "ended its process with exit code 0"),
+        ("def reward(*args):\n    return []\n", "has no function 'score'; it has: reward", {}),
+        (f"import os\n{SCORE}    os._exit(0)\n", "ended its process with exit code 0", {}),
+        (f"{SCORE}    return [1.0]\n", "oracle.py:score returned 1 scores for 4", WEIGHTED),
     ],
-    ids=["raises", "import", "name", "exit"],
+    ids=["import", "name", "exit", "part of a sum"],
 )
-def test_an_oracle_that_cannot_work_is_refused(tmp_path, code, said):
+def test_an_oracle_that_cannot_work_is_refused(tmp_path, code, said, score):
     with pytest.raises(UserError) as refused:
-        try_own_code(load_config(with_oracle(tmp_path, code)))
+        try_own_code(load_config(with_oracle(tmp_path, code, score=score)))
     assert said in refused.value.message
     assert refused.value.remedy
-
-
-def test_a_function_that_is_a_part_of_a_sum_is_tried_too(tmp_path):
-    weighted = {"oracle": "weighted", "weighted": {"weights": {"python": 1, "math_verify": 1}}}
-    config = with_oracle(tmp_path, f"{SCORE}    return [1.0]\n", score=weighted)
-    with pytest.raises(UserError, match=r"oracle\.py:score returned 1 scores for 4 responses"):
-        try_own_code(load_config(config))
 
 
 def test_the_oracle_of_a_suite_is_tried_on_the_suite_s_prompts(tmp_path):

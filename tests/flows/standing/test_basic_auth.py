@@ -49,11 +49,6 @@ def test_a_client_without_the_password_reads_what_to_set(api, tmp_path, password
     assert "wrong" not in str(caught.value)
 
 
-def test_who_knows_the_password_is_let_in(api, tmp_path):
-    with temporary_settings({PREFECT_API_URL: api, PREFECT_API_AUTH_STRING: PASSWORD}):
-        assert ensure_prefect_server(tmp_path / "log", print) is None
-
-
 def test_a_server_of_an_older_minor_version_is_refused(api, tmp_path, monkeypatch):
     monkeypatch.setattr(_Guarded, "version", "3.7.7")
     with (

@@ -11,7 +11,6 @@ import pytest
 import yaml
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import WorkPoolCreate
-from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
 from prefect.deployments.runner import EntrypointType
 from prefect.events import AutomationCore
 from prefect.exceptions import ObjectNotFound
@@ -143,14 +142,3 @@ def test_a_typo_in_the_parameters_is_explained_without_a_traceback(prefect_serve
     assert "did you mean 'iterations'?" in done.stderr
     # The last line of a traceback. Prefect's own threads may print others on a busy machine.
     assert "errors.UserError" not in done.stderr
-
-
-def test_parameters_that_a_flow_does_not_have_are_named(prefect_server, tmp_path):
-    deployed = sweep.to_deployment("old", entrypoint_type=EntrypointType.MODULE_PATH)
-    with temporary_settings({PREFECT_API_URL: prefect_server}):
-        deployment = deployed.apply()
-    with SyncPrefectClient(prefect_server) as client:
-        run = client.create_flow_run_from_deployment(deployment, parameters={"preset": "tiny"})
-        run_program(sys.executable, "-m", "prefect.engine", run.id, cwd=tmp_path)
-        logs = client.read_logs(LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run.id])))
-    assert any("SignatureMismatchError" in log.message for log in logs)

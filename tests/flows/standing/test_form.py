@@ -13,7 +13,6 @@ from flows.pipeline.form import LONG_NAMES, RunForm
 from flows.pipeline.presets import chosen_store, configured, fresh_run, preset_names
 from flows.sweep import sweep
 from stages.contract.errors import UserError
-from stages.score.params import ORACLES
 from tests.flows.loop import ROOT
 
 FLOWS = (iterate, evaluate, sweep)
@@ -57,37 +56,24 @@ def test_presets_are_the_shipped_configurations_of_runs():
     assert paper < set(shown["enum"])
 
 
-def test_the_form_overrides_the_preset_which_overrides_defaults():
-    config = configured("quickstart", {"train": {"kappa": 0.5, "nll_weight": 0.0}})
-    assert (config.train.kappa, config.train.nll_weight, config.train.beta) == (0.5, 0.0, 1.0)
-    assert config.train.warmup_ratio == 0.03
-    assert (
-        configured("quickstart", {"promote": {"min_win_rate": None}}).promote.min_win_rate is None
-    )
-
-
 def test_lines_of_settings_override_the_form_s_fields():
-    lines = ["train.beta=0.3", "promote.min_win_rate=null", "train.kappa=2"]
+    lines = ["train.beta=0.3", "train.kappa=2"]
     filled_in = {"kappa": 0.5, "design": "arctanh", "divergence": "0.5", "settings": lines}
+    filled_in |= {"promote": {"min_win_rate": None}}
     jsonschema.validate({"config": filled_in}, form(iterate))
     config = configured("quickstart", filled_in)
     train = config.train
     assert (train.kappa, train.beta, train.design) == (2.0, 0.3, "arctanh")
     assert train.divergence == 0.5
     assert config.promote.min_win_rate is None
-    assert config.train.epochs == 2
+    assert train.nll_weight == 2.0, "the preset's"
     assert configured("quickstart", {"store": "/one", "settings": ["store=/two"]}).store == "/two"
-
-
-def test_a_comparison_s_store_is_the_named_one_or_the_environment_s(monkeypatch):
-    monkeypatch.setenv("GEB_STORE", "/from/environment")
-    assert chosen_store("/named") == "/named"
-    assert chosen_store("") == "/from/environment"
 
 
 SHOWN = [
     {"kappa": "much"},
     {"design": "thorough"},
+    {"oracle": "delphi"},
     {"iterations": 0},
     {"settings": "train.beta=0.3"},
 ]
@@ -112,15 +98,16 @@ def test_wrong_values_are_refused_by_the_run_or_by_the_form(wrong):
         configured("quickstart", wrong)
 
 
+def test_the_store_is_the_named_one_or_the_environment_s(monkeypatch):
+    monkeypatch.setenv("GEB_STORE", "/srv/store")
+    for store, named in (("/srv/store", ""), ("/other", "/other")):
+        assert chosen_store(named) == store
+        assert configured("quickstart", {"store": named} if named else {}).store == store
+
+
 def test_a_line_replaces_a_preset_s_mapping_that_a_field_extends():
     assert configured("hard-sums", {"suites": {}}).suites
     assert not configured("hard-sums", {"settings": ["suites={}"]}).suites
-
-
-def test_the_store_is_the_environment_s_or_the_form_s(monkeypatch):
-    monkeypatch.setenv("GEB_STORE", "/srv/store")
-    assert configured("quickstart", {}).store == "/srv/store"
-    assert configured("quickstart", {"store": "/other"}).store == "/other"
 
 
 def test_a_user_s_folder_replaces_the_presets(tmp_path, monkeypatch):
@@ -156,11 +143,6 @@ def test_the_longest_name_stays_a_name():
     named = fresh_run(RunConfig(name="n" * 100), SATURDAY)
     assert len(named.name) == 100
     assert named.name.endswith("-20261121-020000")
-
-
-def test_an_oracle_is_a_choice():
-    config = form(iterate)["properties"]["config"]["properties"]
-    assert config["oracle"]["enum"] == list(ORACLES)
 
 
 def test_what_differs_between_runs_of_a_task_stands_first():

@@ -78,7 +78,6 @@ def test_a_port_that_is_taken_is_named(tmp_path):
 def resume(up, run):
     """`geb resume`, on another server."""
     geb_ok("resume", "again", "--store", up.store)
-    return
 
 
 def retry(up, run):
