@@ -18,17 +18,12 @@ def test_a_grid_times_seeds_with_names_of_their_own():
     planned = cells(
         "try", [configured("quickstart", {})], parse_axes(["train.kappa=0.5,1"]), [0, 7]
     )
-    assert [cell.config.name for cell in planned] == [
-        "try-kappa_0.5-s0",
-        "try-kappa_0.5-s7",
-        "try-kappa_1-s0",
-        "try-kappa_1-s7",
-    ]
-    assert [(cell.config.train.kappa, cell.config.seed) for cell in planned] == [
-        (0.5, 0),
-        (0.5, 7),
-        (1, 0),
-        (1, 7),
+    runs = [(cell.config.name, cell.config.train.kappa, cell.config.seed) for cell in planned]
+    assert runs == [
+        ("try-kappa_0.5-s0", 0.5, 0),
+        ("try-kappa_0.5-s7", 0.5, 7),
+        ("try-kappa_1-s0", 1, 0),
+        ("try-kappa_1-s7", 1, 7),
     ]
     assert {cell.method for cell in planned} == {"train.kappa=0.5", "train.kappa=1"}
 

@@ -151,7 +151,10 @@ COMMANDS = {
     "export absent@production @/out --store @/store": ["absent"],
     "evaluate @/small.yaml absent@production --base @/checkpoint": ["absent"],
     "evaluate @/small.yaml @/checkpoint": ["name one as the base"],
-    "evaluate @/small.yaml @/checkpoint --base @/checkpoint --suite hard": ["has no suite 'hard'"],
+    "evaluate @/small.yaml @/checkpoint --base @/checkpoint --suite hard": [
+        "has no suite 'hard'",
+        "suites of small: none",
+    ],
     "compare mine --store @/store": ["cannot be compared"],
     "compare mine absent --store @/store": ["no run 'absent'"],
     "sweep @/small.yaml": ["has one run"],

@@ -1,8 +1,6 @@
 """A `geb up` at work, and what a test asks of it through Prefect's API."""
 
 import json
-import os
-import sys
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,7 +10,6 @@ from prefect.client.orchestration import SyncPrefectClient
 
 from flows.standing.server import free_port
 from tests.flows.loop import ROOT, SMALL, geb, started, wait_for_line
-from tests.programs import run_program
 
 _POLL_SECONDS = 1.0
 # What a form is filled with to make the preset `quickstart` small.
@@ -54,11 +51,6 @@ class Up:
         """Waits until a flow run has ended."""
         with self.client() as client:
             return ended(client, run)
-
-    def prefect(self, *arguments):
-        """Runs the `prefect` command against its server."""
-        environment = os.environ | {"PREFECT_API_URL": self.api}
-        return run_program(sys.executable, "-m", "prefect", *arguments, env=environment)
 
     def steps(self, run):
         """State of each step of a flow run, by name; the last attempt's."""

@@ -1,4 +1,4 @@
-"""`geb up`: found when it is there, gone when it is ended, and every way to go on with a run."""
+"""`geb up`: found when it is there, gone when it is ended, and ways to go on with a run."""
 
 import re
 import socket
@@ -80,20 +80,14 @@ def resume(up, run):
     geb_ok("resume", "again", "--store", up.store)
 
 
-def retry(up, run):
-    """`prefect flow-run retry`."""
-    done = up.prefect("flow-run", "retry", str(run.id))
-    assert done.returncode == 0, done.stderr
-    return run.id
-
-
 def start_anew(up, run):
     """A new run with the same parameters."""
     return up.start("iterate/iterate", **run.parameters).id
 
 
-@pytest.mark.parametrize("go_on", [retry, resume, start_anew])
-def test_every_way_to_go_on_finds_what_is_done(standing, finished, tmp_path, go_on):
+# Retry of the UI is in test_browser.
+@pytest.mark.parametrize("go_on", [resume, start_anew])
+def test_a_run_that_goes_on_finds_what_is_done(standing, finished, tmp_path, go_on):
     inputs = warm_started(finished) | {"oracle_code": str(failing_once(tmp_path))}
     config = SMALL_OVERRIDES | {"name": "again", "inputs": inputs, "store": str(standing.store)}
     run = standing.wait(standing.start("iterate/iterate", preset="quickstart", config=config).id)
