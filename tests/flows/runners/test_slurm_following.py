@@ -6,11 +6,7 @@ from flows.pipeline.placement import Execution
 from flows.runners.ending import Ending
 from flows.runners.place import PlaceAwayError
 from flows.runners.slurm import client, work
-from flows.runners.slurm.work import (
-    SlurmJob,
-    Status,
-    Tail,
-)
+from flows.runners.slurm.work import SlurmJob, Status, Tail
 from stages.contract.events import Log
 from tests.flows.runners.stage_jobs import job_of
 

@@ -15,14 +15,8 @@ from flows.runners.ending import raise_for
 from flows.runners.place import PlaceAwayError, work_name
 from flows.runners.slurm import client
 from flows.runners.slurm.job import batch_program, default_interpreter, submit_options
-from flows.runners.slurm.submission import check_job, is_hopeless, may_pass, mistake
-from flows.runners.slurm.work import (
-    Status,
-    ending_of,
-    folders_for,
-    jobs_folder,
-    status_of,
-)
+from flows.runners.slurm.submission import check_job, is_hopeless, may_pass
+from flows.runners.slurm.work import Status, ending_of, folders_for, jobs_folder, status_of
 from stages.contract.errors import (
     EXIT_STOPPED,
     PreemptedError,
@@ -31,13 +25,8 @@ from stages.contract.errors import (
     UserError,
 )
 from stages.contract.request import Resources
-from stages.store.base import Store
 from tests.probe_stage import probe_request
 from tests.programs import run_program
-
-
-def request_for(store, **resources):
-    return probe_request(Store.in_folder(str(store), create=True), Resources(**resources))
 
 
 def test_settings_of_a_stage_override_the_general_ones():
@@ -55,14 +44,14 @@ def test_settings_of_a_stage_override_the_general_ones():
     assert (train.partition, train.environment) == ("gpu", {"A": "1"})
 
 
-def test_a_job_asks_for_what_resources_and_settings_say(tmp_path):
-    request = request_for(tmp_path / "store", gpus=2, nodes=2, cpus=3.5, memory_gib=1.5)
+def test_a_job_asks_for_what_resources_and_settings_say(store):
+    request = probe_request(store, Resources(gpus=2, nodes=2, cpus=3.5, memory_gib=1.5))
     settings = SlurmSettings(partition="gpu", time_limit="4:00:00", sbatch_options=("--exclusive",))
     options = submit_options(request, Execution(slurm=settings))
     expected = {"--nodes=2", "--gres=gpu:2", "--cpus-per-task=4", "--mem=1536M", "--exclusive"}
     assert expected | {"--partition=gpu", "--time=4:00:00", "--signal=TERM@60"} <= set(options)
     assert {"--export=NONE", "--no-requeue"} <= set(options)
-    plain = submit_options(request_for(tmp_path / "store"), Execution())
+    plain = submit_options(probe_request(store), Execution())
     assert not [
         option for option in plain if option.split("=")[0] in ("--gres", "--mem", "--partition")
     ]
@@ -117,49 +106,38 @@ def ended_gang(folder, request, first, other, grace_seconds):
     return status, {"JobState": "FAILED"}
 
 
+HANGS = "exec sleep 600"
+
+
 @pytest.mark.parametrize(
-    ("first", "other", "message"),
+    ("first", "other", "kind", "message"),
     [
-        ("exit 1", "kill -KILL $BASHPID", "another node's part ended by SIGKILL"),
-        ("sleep 1; exit 1", "kill -SEGV $BASHPID", "another node's part ended by SIGSEGV"),
-        ("exit 1", "exit 1", "exit code 1"),
-        ("kill -KILL $BASHPID", "exit 1", "ended by SIGKILL"),
+        ("exit 1", "kill -KILL $BASHPID", StageFailedError, "another node's part ended by SIGKILL"),
+        ("sleep 1; exit 1", "kill -SEGV $BASHPID", StageFailedError, "another .* by SIGSEGV"),
+        ("exit 1", "exit 1", StageFailedError, "exit code 1"),
+        ("kill -KILL $BASHPID", "exit 1", StageFailedError, "ended by SIGKILL"),
+        # The first node is still saving.
+        ("sleep 7; exit 143", "exit 143", PreemptedError, "was sent SIGTERM"),
+        ("exit 1", HANGS, PreemptedError, "lost a node"),
+        ("exit 137", HANGS, StageFailedError, "ended by SIGKILL"),
     ],
 )
-def test_a_killed_node_explains_the_first_one_s_lost_connection(tmp_path, first, other, message):
-    request = request_for(tmp_path / "store", nodes=2)
-    end = ended_gang(tmp_path, request, first, other, grace_seconds=30)
-    with pytest.raises(StageFailedError, match=message) as caught:
+def test_an_end_of_two_nodes_is_explained_by_its_cause(store, first, other, kind, message):
+    request = probe_request(store, Resources(nodes=2))
+    end = ended_gang(store.root, request, first, other, grace_seconds=1 if other == HANGS else 30)
+    with pytest.raises(kind, match=message) as caught:
         raise_end(end, request)
-    assert not isinstance(caught.value, PreemptedError)
+    assert type(caught.value) is kind
 
 
-def test_a_first_node_that_saves_after_the_others_is_waited_for(tmp_path):
-    request = request_for(tmp_path / "store", nodes=2)
-    end = ended_gang(tmp_path, request, "sleep 7; exit 143", "exit 143", grace_seconds=30)
-    with pytest.raises(PreemptedError, match="was sent SIGTERM"):
-        raise_end(end, request)
-
-
-def test_a_job_whose_folder_is_gone_ends_its_stage(tmp_path):
+def test_a_job_whose_folder_is_gone_ends_its_stage(request_, tmp_path):
     folder = tmp_path / "job"
     folder.mkdir()
     commands = 'srun() { rm -r "$folder"; exec sleep 600; }\nscancel() { kill "$main"; }\n'
-    text = program_of(request_for(tmp_path / "store"), folder)
+    text = program_of(request_, folder)
     environment = {"SLURM_JOB_ID": "12", "SLURM_JOB_NUM_NODES": "1", "PATH": os.environ["PATH"]}
     done = run_program("bash", input=commands + text, env=environment, timeout=60)
     assert done.returncode == EXIT_STOPPED, done.stderr
-
-
-@pytest.mark.parametrize(
-    ("first", "kind"), [("exit 1", PreemptedError), ("exit 137", StageFailedError)]
-)
-def test_a_silent_node_is_lost_unless_the_first_one_explains_it(tmp_path, first, kind):
-    request = request_for(tmp_path / "store", nodes=2)
-    end = ended_gang(tmp_path, request, first, "exec sleep 600", grace_seconds=1)
-    with pytest.raises(kind) as caught:
-        raise_end(end, request)
-    assert type(caught.value) is kind
 
 
 def test_a_job_is_found_by_its_name_for_its_key_alone(store, request_):
@@ -206,7 +184,7 @@ TAKEN_AT = {"PreemptTime": "2026-01-01T00:00:00"}
         (ending(143, "FAILED", PreemptTime="None"), PreemptedError, "was sent SIGTERM: by Slurm"),
         (ending(143, "CANCELLED"), RefusedError, "was cancelled"),
         (ending(None, "CANCELLED"), RefusedError, "was cancelled"),
-        (ending(137, "OUT_OF_MEMORY"), StageFailedError, "resources.probe.memory_gib"),
+        (ending(137, "OUT_OF_MEMORY"), StageFailedError, "resources.probe.memory_gib=None"),
         (ending(None, "FAILED"), StageFailedError, "does the node see the store"),
         (ending(None, ""), StageFailedError, "Slurm has forgotten it"),
         (ending(143, "FAILED", "node"), StageFailedError, "another node's part ended"),
@@ -276,20 +254,15 @@ def test_a_controller_that_is_away_has_not_forgotten_a_job(
             client.details("12")
 
 
-def test_a_refusal_has_slurm_s_words_and_the_options(request_):
-    execution = Execution(slurm=SlurmSettings(sbatch_options=("--account=lab",)))
-    error = mistake("allocation failure: Invalid account\n", request_, execution)
-    assert "allocation failure: Invalid account (sbatch" in error.message
-    assert "--account=lab" in error.message
-    assert "execution.slurm or resources.probe" in error.remedy
-
-
 def test_nodes_that_are_down_are_waited_for(request_, monkeypatch):
     refusal = "allocation failure: Requested node configuration is not available"
     refused = subprocess.CompletedProcess([], 1, "", refusal)
     monkeypatch.setattr(client, "submit", lambda options, script: refused)
     monkeypatch.setattr(client, "nodes_away", lambda partition: "node2")
-    check_job(request_, Execution())
+    execution = Execution(slurm=SlurmSettings(sbatch_options=("--account=lab",)))
+    check_job(request_, execution)
     monkeypatch.setattr(client, "nodes_away", lambda partition: "")
-    with pytest.raises(UserError, match="node configuration is not available"):
-        check_job(request_, Execution())
+    message = r"configuration is not available \(sbatch .*--account=lab"
+    with pytest.raises(UserError, match=message) as caught:
+        check_job(request_, execution)
+    assert "execution.slurm or resources.probe" in caught.value.remedy

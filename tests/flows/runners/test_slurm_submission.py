@@ -45,11 +45,6 @@ class Scheduler:
 
 
 @pytest.fixture
-def impatient(monkeypatch):
-    monkeypatch.setattr("flows.runners.runner.ROOM_SECONDS", 0.01)
-
-
-@pytest.fixture
 def scheduler(monkeypatch):
     return Scheduler(monkeypatch)
 
@@ -64,18 +59,23 @@ def new_folder(request):
     return folder
 
 
-@pytest.mark.parametrize("answer", [FULL, PlaceAwayError("no answer in 120 s")])
-def test_a_job_is_submitted_until_slurm_takes_it(request_, store, impatient, monkeypatch, answer):
-    scheduler = Scheduler(monkeypatch, answer, answer, "")
+def test_a_job_is_submitted_until_slurm_takes_it(request_, store, monkeypatch):
+    monkeypatch.setattr("flows.runners.runner.ROOM_SECONDS", 0.01)
+    scheduler = Scheduler(monkeypatch, FULL, FULL, PlaceAwayError("no answer in 120 s"), "")
+    heard = []
+
+    def hear(event):
+        heard.append(event.message)
+        if event.message.startswith("job "):
+            interrupt(event)
+
     with pytest.raises(KeyboardInterrupt, match=r"job \d+: geb-"):
-        runner().run(request_, interrupt_at_job)
+        runner().run(request_, hear)
     assert scheduler.calls[-1] == "taken"
     [_] = jobs_folder(store).iterdir()
-
-
-def interrupt_at_job(event):
-    if str(getattr(event, "message", "")).startswith("job "):
-        interrupt(event)
+    full, away, _ = heard
+    assert "QOSMaxSubmitJobPerUserLimit" in full
+    assert "no answer in 120 s" in away
 
 
 def interrupt(event):
@@ -109,18 +109,3 @@ def test_a_run_that_ends_submits_no_waiting_job(request_, store, scheduler):
     with pytest.raises(StoppedError):
         ending.run(request_, lambda event: None)
     assert scheduler.calls == []
-
-
-def test_each_reason_of_a_wait_is_shown_once(request_, impatient, monkeypatch):
-    Scheduler(monkeypatch, FULL, FULL, "Socket timed out", "")
-    heard = []
-
-    def hear(event):
-        heard.append(str(event))
-        interrupt_at_job(event)
-
-    with pytest.raises(KeyboardInterrupt):
-        runner().run(request_, hear)
-    assert len(heard) == 3
-    assert "QOSMaxSubmitJobPerUserLimit" in heard[0]
-    assert "timed out" in heard[1]
