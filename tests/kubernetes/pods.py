@@ -5,15 +5,12 @@ import fcntl
 from pathlib import Path
 from typing import ClassVar
 
-from flows.pipeline.config import StageResources
 from stages.contract.errors import PreemptedError
 from stages.contract.request import Resources
 from stages.store.locks import exclusive_lock
 from tests.flows.probes import wait_until
 from tests.kubernetes.cluster import CPUS, kubectl, namespace, reachable_cluster
 from tests.launchers.launcher import Launcher, Mistake, shared_folder
-
-RESOURCES = {stage: {"cpus": CPUS} for stage in StageResources.model_fields}
 
 
 class Kubernetes(Launcher):

@@ -16,7 +16,7 @@ from tests.at_work import at_work
 from tests.flows.loop import ROOT, geb_ok, plan, result_digests, write_config
 from tests.flows.probes import wait_until
 from tests.kubernetes.cluster import CPUS, THIS_MACHINE, kubectl
-from tests.kubernetes.pods import RESOURCES
+from tests.launchers.launcher import RESOURCES
 from tests.object_storage import BUCKET, aws_environment, make_bucket, objects, s3_server
 from tests.orchestrators import orchestrator
 from tests.probe_stage import probe_request

@@ -1,4 +1,4 @@
-"""Pods that a real cluster does not start, a quota, and pods whose orchestrator is dead."""
+"""A quota of a real cluster, and pods whose orchestrator is dead."""
 
 import pytest
 
@@ -10,27 +10,6 @@ from tests.kubernetes.cluster import kubectl
 from tests.orchestrators import orchestrator
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"spec": {"nodeSelector": {"pool": "none"}}, "pending_seconds": 15},
-            "nodes are available",
-        ),
-        # Before the secret is looked for, the cluster makes the store's volume.
-        (
-            {"secrets": {"TOKEN": "nothing/token"}, "pending_seconds": 60},
-            'secret "nothing" not fou',
-        ),
-    ],
-    ids=["unschedulable", "missing secret"],
-)
-def test_a_pod_that_cannot_start_is_a_mistake_with_its_remedy(launcher, store, changes, message):
-    with pytest.raises(UserError, match=message) as caught:
-        launcher.run(launcher.request(store), **changes)
-    assert "execution.kubernetes" in caught.value.remedy
 
 
 def test_a_quota_is_waited_for(launcher, store):

@@ -236,9 +236,7 @@ class Busy(Pods):
     ],
     ids=["busy", "gone", "same time"],
 )
-def test_the_last_lines_are_asked_for_until_there_is_an_answer(
-    request_, answers, expected, monkeypatch
-):
+def test_the_last_lines_are_asked_for_until_there_is_an_answer(request_, answers, expected):
     work = work_of(request_, Busy(*answers))
     work.follow()
     assert list(work._job.log.lines) == expected
@@ -285,14 +283,14 @@ def test_a_proxy_s_page_is_not_an_answer_of_the_cluster(
 
 
 def test_a_cluster_that_starts_again_holds_up_a_stage_but_no_check(
-    request_, behind_proxy, store, monkeypatch
+    behind_proxy, store, monkeypatch
 ):
     monkeypatch.setattr(Proxy, "status", SERVICE_UNAVAILABLE)
     check_place(RunConfig(store=store.location, execution=behind_proxy))
     cluster = Cluster(behind_proxy.kubernetes)
-    manifest = pod("geb-x-0")
-    manifest["metadata"]["labels"] = {STAGE: "train"}
-    with pytest.raises(PlaceAwayError), explain_api_errors(cluster):
+    container = {"name": "stage", "image": "geb-torch:1"}
+    manifest = {"metadata": {"labels": {STAGE: "train"}}, "spec": {"containers": [container]}}
+    with pytest.raises(PlaceAwayError, match="Service Unavail"), explain_api_errors(cluster):
         cluster.create(manifest, 1)
 
 

@@ -2,51 +2,35 @@
 
 import io
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from urllib3.exceptions import HTTPError
 
 from flows.runners.attempt_log import AttemptLog
 from flows.runners.ending import Ending, raise_for
-from flows.runners.kubernetes.client import explain_api_errors
-from flows.runners.kubernetes.diagnosis import (
-    ending_of,
-    refused,
-)
+from flows.runners.kubernetes.diagnosis import ending_of, refused
 from flows.runners.place import NoRoomError
-from stages.contract.errors import PreemptedError, StageFailedError, UserError
+from stages.contract.errors import EXIT_USER, StageFailedError, UserError
 from stages.contract.events import Failure
-from stages.contract.request import Resources, make_request
-from stages.train.params import TrainParams
-from tests.stage_calls import stand_ins
 
 
-def pod(phase, *, state=None, conditions=(), **status):
-    containers = [] if state is None else [{"name": "stage", "state": state}]
-    return {
-        "metadata": {"name": "geb-x-0"},
-        "spec": {"containers": [{"image": "geb-torch:1"}]},
-        "status": {
-            "phase": phase,
-            "containerStatuses": containers,
-            "conditions": list(conditions),
-            **status,
-        },
-    }
+def failed(reason, message=""):
+    """A pod whose containers have left no state."""
+    return {"status": {"phase": "Failed", "reason": reason, "message": message}}
 
 
-def terminated(code, reason="Error", **status):
+def terminated(code, reason="Error"):
     state = {"terminated": {"exitCode": code, "reason": reason}}
-    return pod("Failed" if code else "Succeeded", state=state, **status)
+    return {"status": {"phase": "Failed", "containerStatuses": [{"state": state}]}}
 
 
-def disruption(kind, reason, message):
-    return {"type": kind, "status": "True", "reason": reason, "message": message}
+def disrupted(pod, kind, reason, message):
+    """A pod that the cluster has taken away."""
+    condition = {"type": kind, "status": "True", "reason": reason, "message": message}
+    return {"status": pod["status"] | {"conditions": [condition]}}
 
 
-def disrupted(kind, reason, message):
-    return terminated(143, conditions=(disruption(kind, reason, message),))
+ENDED = terminated(143)
+EVICTED = failed("Evicted", "The node was low on resource: memory.")
 
 
 @pytest.mark.parametrize(
@@ -57,36 +41,21 @@ def disrupted(kind, reason, message):
         (terminated(255, "Unknown"), "preempted", "node"),
         (terminated(137, "OOMKilled"), "out_of_memory", ""),
         (
-            pod(
-                "Failed",
-                conditions=(
-                    disruption("DisruptionTarget", "TerminationByKubelet", "low on memory"),
-                ),
-                reason="Evicted",
-                message="The node was low on resource: memory.",
-            ),
+            disrupted(EVICTED, "DisruptionTarget", "TerminationByKubelet", "low on memory"),
             "preempted",
             "TerminationByKubelet: low on memory",
         ),
-        (
-            pod(
-                "Failed",
-                reason="Evicted",
-                message='Usage of EmptyDir "tmp" exceeds the limit "1Mi"',
-            ),
-            "failed",
-            "exceeds the limit",
-        ),
-        (pod("Failed", reason="NodeLost"), "preempted", "NodeLost"),
-        (pod("Failed", reason="OutOfcpu", message="Pod was rejected"), "preempted", "OutOfcpu"),
+        (failed("Evicted", 'Usage of EmptyDir "tmp" exceeds "1Mi"'), "failed", 'exceeds "1Mi"'),
+        (failed("NodeLost"), "preempted", "NodeLost"),
+        (failed("OutOfcpu", "Pod was rejected"), "preempted", "OutOfcpu"),
         (terminated(128, "StartError"), "refused", ""),
         (
-            disrupted("DisruptionTarget", "PreemptionByScheduler", "for a pod"),
+            disrupted(ENDED, "DisruptionTarget", "PreemptionByScheduler", "for a pod"),
             "preempted",
             "PreemptionByScheduler: for a pod",
         ),
         (
-            disrupted("TerminationTarget", "StoppedByKueue", "Preempted for a Workload"),
+            disrupted(ENDED, "TerminationTarget", "StoppedByKueue", "Preempted for a Workload"),
             "preempted",
             "StoppedByKueue: Preempted",
         ),
@@ -98,56 +67,15 @@ def test_each_end_of_a_pod_has_its_meaning(state, kind, said):
     assert said in ending.message
 
 
-def test_an_api_server_that_is_away_uses_up_no_retry():
-    cluster = SimpleNamespace(server="https://cluster")
-    with pytest.raises(PreemptedError, match="not answer"), explain_api_errors(cluster):
-        raise HTTPError("connection refused")
-
-
-def test_a_pod_at_work_has_not_ended():
-    assert ending_of(pod("Running", state={"running": {}})) is None
-
-
-PARAMS = TrainParams()
-REQUEST = make_request(
-    PARAMS, inputs=stand_ins(PARAMS), seed=0, store="store", resources=Resources(memory_gib=4)
-)
-
-
-def error_of(ending, *, stopped=False, failure=None):
+def test_a_mistake_comes_before_the_wish_to_stop(request_):
     log = AttemptLog(Path("stage.log"), io.StringIO())
-    log.failure = failure
-    with pytest.raises(BaseException) as caught:
-        raise_for(ending, log, REQUEST, stopped=stopped)
-    return caught.value
-
-
-@pytest.mark.parametrize(
-    ("ending", "kind", "said"),
-    [
-        (Ending("preempted", 143, "preempted"), PreemptedError, "preempted"),
-        (Ending("out_of_memory", 137), StageFailedError, ".memory_gib=4"),
-        (Ending("exited", 137), StageFailedError, "SIGKILL"),
-    ],
-    ids=lambda each: getattr(each, "kind", ""),
-)
-def test_an_ending_becomes_an_error_that_names_the_log(ending, kind, said):
-    error = error_of(ending)
-    assert type(error) is kind
-    assert said in str(error)
-    assert "stage.log" in str(error)
+    log.failure = Failure(kind="user", message="bad value", remedy="use 8")
+    with pytest.raises(UserError, match="bad value"):
+        raise_for(Ending("exited", EXIT_USER), log, request_, stopped=True)
 
 
 QUOTA = 'pods "x" is forbidden: exceeded quota: team, requested: limits.cpu'
 LIMITS = "limits.cpu=1,pods=3"
-
-
-@pytest.mark.parametrize("stopped", [True, False])
-def test_a_mistake_comes_before_everything(stopped):
-    failure = Failure(kind="user", message="bad value", remedy="use 8")
-    error = error_of(Ending("exited", 64), stopped=stopped, failure=failure)
-    assert isinstance(error, UserError)
-    assert error.remedy == "use 8"
 
 
 @pytest.mark.parametrize(

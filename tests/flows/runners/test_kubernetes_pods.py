@@ -23,10 +23,6 @@ CLUSTER = ROOT / "configs/cluster/kubernetes"
 
 
 def pods(request, death="stop", **settings):
-    return pods_for(attempt_at(request, death, **settings))
-
-
-def attempt_at(request, death="stop", **settings):
     values = {"image": "geb-core:1", "volumes": {request.store: {"claim": "store"}}} | settings
     # The folder of these requests' inputs, which do not exist.
     values["volumes"] = {"/nowhere": {"claim": "inputs"}} | values["volumes"]
@@ -34,7 +30,8 @@ def attempt_at(request, death="stop", **settings):
         kubernetes=KubernetesSettings.model_validate(values), on_orchestrator_death=death
     )
     path = f"{request.store}/request.json"
-    return PodGroup(request, execution, work_name(request), (1000, 1000), path, request.store, "")
+    name = work_name(request)
+    return pods_for(PodGroup(request, execution, name, (1000, 1000), path, request.store, ""))
 
 
 def pod(request, **settings):
