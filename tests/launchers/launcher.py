@@ -8,12 +8,16 @@ from typing import Any, ClassVar, NamedTuple
 import psutil
 import pytest
 
+from flows.pipeline.config import StageResources
 from flows.pipeline.placement import Execution
 from flows.runners.choose import make_runner
 from stages.contract.errors import StageFailedError
 from stages.store.base import Store
 from tests.flows.probes import gone
 from tests.probe_stage import probe_request
+
+RESOURCES = {stage: {"cpus": 0.5} for stage in StageResources.model_fields}
+"""Resources of each stage of a run that shares this machine with other tests."""
 
 
 class Mistake(NamedTuple):

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from flows.pipeline.config import StageResources
 from flows.runners.local.gpus import hold_gpus
 from flows.runners.place import PlaceNotice
 from stages.contract.errors import PreemptedError, StageFailedError, StoppedError, UserError
@@ -15,11 +14,10 @@ from stages.contract.events import Log, Progress
 from stages.contract.request import Resources
 from tests.at_work import at_work, hangs, said
 from tests.flows.loop import geb_ok, geb_refused, plan, result_digests, write_config
-from tests.flows.probes import alive, wait_until
-from tests.launchers.launcher import logs_of
+from tests.flows.probes import alive, hanging_pids, wait_until
+from tests.launchers.launcher import RESOURCES, logs_of
 from tests.orchestrators import orchestrator
 
-RESOURCES = {stage: {"cpus": 0.5} for stage in StageResources.model_fields}
 LAUNCHERS = {
     "process": (),
     "fork server": (),
@@ -171,8 +169,7 @@ def test_a_stage_whose_events_nobody_can_hear_any_more_is_ended(launcher, store)
 
     with pytest.raises(ConnectionError):
         launcher.runner(request, grace_seconds=1).run(request, hear)
-    [line] = [line for line in logs_of(request).splitlines() if "pids " in line]
-    launcher.await_end(request, [int(pid) for pid in line.split("pids ")[1].split()])
+    launcher.await_end(request, hanging_pids(store.root))
 
 
 def test_packages_where_the_user_stands_are_not_executed(launcher, store, tmp_path, monkeypatch):
@@ -318,18 +315,12 @@ def test_a_daemon_that_outlives_the_supervisor_is_not_waited_for(launcher, store
 
 
 @launched_by("process", "fork server")
-@pytest.mark.parametrize(
-    ("environment", "name", "value"),
-    [
-        ({}, "GOMP_SPINCOUNT", "1000"),
-        ({"GOMP_SPINCOUNT": "77"}, "GOMP_SPINCOUNT", "77"),
-    ],
-)
+@pytest.mark.parametrize("chosen", [None, "77"])
 def test_threads_of_a_stage_do_not_spin_unless_a_person_says_so(
-    launcher, store, monkeypatch, environment, name, value
+    launcher, store, monkeypatch, chosen
 ):
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
-    for variable, text in environment.items():
-        monkeypatch.setenv(variable, text)
-    heard = launcher.run(launcher.request(store, behaviour="tell_environment", message=name))
-    assert f"{name} is {value}" in said(heard)
+    if chosen:
+        monkeypatch.setenv("GOMP_SPINCOUNT", chosen)
+    request = launcher.request(store, behaviour="tell_environment", message="GOMP_SPINCOUNT")
+    assert f"GOMP_SPINCOUNT is {chosen or 1000}" in said(launcher.run(request))
