@@ -124,17 +124,10 @@ def s3():
 
 
 @pytest.fixture
-def aws(s3, monkeypatch):
-    """Makes this process reach the server."""
-    environment = aws_environment(s3)
-    for name, value in environment.items():
+def url(s3, monkeypatch):
+    """A prefix of the bucket that nothing is in; this process reaches the server."""
+    for name, value in aws_environment(s3).items():
         monkeypatch.setenv(name, value)
-    return environment
-
-
-@pytest.fixture
-def url(aws):
-    """A prefix of the bucket that nothing is in."""
     return f"s3://{BUCKET}/{uuid.uuid4().hex}"
 
 

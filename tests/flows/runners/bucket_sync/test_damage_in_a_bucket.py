@@ -7,17 +7,17 @@ from tests.flows.runners.bucket_sync.hosts import object_of
 from tests.object_storage import client
 
 
-def alter(store, bucket, key):
+def alter(bucket, key):
     body = bytearray(client().get_object(Bucket=bucket, Key=key)["Body"].read())
     body[0] ^= 1
     client().put_object(Bucket=bucket, Key=key, Body=bytes(body))
 
 
-def truncate(store, bucket, key):
+def truncate(bucket, key):
     client().put_object(Bucket=bucket, Key=key, Body=b"x")
 
 
-def delete(store, bucket, key):
+def delete(bucket, key):
     client().delete_object(Bucket=bucket, Key=key)
 
 
@@ -31,7 +31,7 @@ def delete(store, bucket, key):
 )
 def test_damage_in_the_bucket_is_set_aside_and_computed_again(near, far, damage, name, said):
     artifact = near.make()
-    damage(near.store, *object_of(near.store, name))
+    damage(*object_of(near.store, name))
     again = far.make()
     assert said in far.said()
     assert "Set aside in s3://" in far.said()
@@ -43,7 +43,7 @@ def test_damage_in_the_bucket_is_set_aside_and_computed_again(near, far, damage,
 
 def test_damage_that_keeps_its_size_is_noticed_when_an_input_arrives(near, far):
     artifact = near.make()
-    alter(near.store, *object_of(near.store, "weights"))
+    alter(*object_of(near.store, "weights"))
     with pytest.raises(DamagedArtifactError, match=r"has changed"):
         near.store.verify(artifact)
     with pytest.raises(DamagedArtifactError, match=r"has changed.* Set aside in s3://"):

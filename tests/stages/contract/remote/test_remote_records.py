@@ -16,25 +16,9 @@ from tests.flows.records import recorded
 from tests.object_storage import host, objects
 
 
-def checkpoint(name):
-    return ArtifactInput(stage="train", key=name, path="checkpoint", digest=name)
-
-
-def test_models_registered_on_one_host_are_seen_on_the_other(here, there):
-    ModelRegistry(here).register("tiny", checkpoint("one"), metrics={"win_rate": 0.5})
-    ModelRegistry(here).set_alias("tiny", "production", 1)
-    registry = ModelRegistry(there)
-    registry.register("tiny", checkpoint("two"), metrics={})
-    registry.set_alias("tiny", "production", 2)
-    again = ModelRegistry(here)
-    assert [version.version for version in again.versions("tiny")] == [1, 2]
-    assert again.find("tiny@production").checkpoint == checkpoint("two")
-    again.set_alias("tiny", "production", 1)
-    assert ModelRegistry(there).find("tiny@production").version == 1
-
-
 def test_a_record_that_another_host_changed_is_not_overwritten(here, there):
-    ModelRegistry(here).register("tiny", checkpoint("one"), metrics={})
+    checkpoint = ArtifactInput(stage="train", key="one", path="checkpoint", digest="one")
+    ModelRegistry(here).register("tiny", checkpoint, metrics={})
     model = "models/tiny.json"
 
     def move_behind_the_back():
