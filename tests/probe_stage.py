@@ -37,7 +37,6 @@ class ProbeParams(StageParams):
         "tell_place",
         "eat_memory",
         "write",
-        "tell_secret",
         "tell_environment",
         "leave_daemon",
         "save_when_stopped",
@@ -91,8 +90,6 @@ def run(ctx):
             raise StoppedError("asked to stop (SIGTERM)")
         case "tell_environment":
             ctx.events.info(f"{ctx.params.message} is {os.environ.get(ctx.params.message)}")
-        case "tell_secret":
-            (ctx.out / "secret.txt").write_text(os.environ["PROBE_SECRET"])
     (ctx.out / "half-written.txt").unlink()
     (ctx.out / "result.txt").write_text(f"seed {ctx.request.seed} {ctx.params.message}")
 

@@ -1,12 +1,10 @@
-"""A tiny checkpoint laid out like LxzGordon/URM-LLaMa-3.1-8B: ``python -m tests.tiny_urm FOLDER``.
+"""A tiny checkpoint laid out like LxzGordon/URM-LLaMa-3.1-8B.
 
 Its tensors are written by their names in that checkpoint, without the model class of the project:
 a sequence classifier's of ten outputs, and the gate's ``weights.fc.{0,2,4}``.
 """
 
 import json
-import sys
-from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -49,7 +47,3 @@ def change_weights(path, *, add=None, drop=None):
         name: tensor for name, tensor in tensors.items() if not drop or not name.startswith(drop)
     }
     save_file(kept, file, metadata={"format": "pt"})
-
-
-if __name__ == "__main__":
-    make_tiny_urm(Path(sys.argv[1]))

@@ -1,7 +1,6 @@
 """Probes in containers: the images, built once, and what a test wants to know of the engine."""
 
 import contextlib
-import fcntl
 import io
 import os
 import subprocess
@@ -16,6 +15,7 @@ from flows.runners.images import image_tags
 from flows.runners.place import PlaceAwayError
 from stages.contract.errors import StageFailedError
 from stages.store.base import Store
+from stages.store.locks import exclusive_lock
 from tests.flows.loop import ROOT
 from tests.launchers.launcher import Launcher, Mistake
 from tests.probe_stage import MAIN
@@ -80,10 +80,7 @@ def docker_launcher():
 
 def build(*names):
     """Builds images as a person does; test processes take turns."""
-    lock = ROOT / ".cache" / "test-images.lock"
-    lock.parent.mkdir(exist_ok=True)
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with exclusive_lock(ROOT / ".cache" / "test-images.lock"):
         command = (ROOT / "docker/build.sh", *names, "--build-arg", f"BASE={_base()}")
         done = run_program(*command, env=os.environ | {"PYTHON": sys.executable})
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]

@@ -1,14 +1,10 @@
 """The whole loop in containers: the same artifacts as in processes, kills, cancelling."""
 
-import os
-from pathlib import Path
-
 import pytest
 
 from stages.store.base import Store
 from tests.docker.containers import Docker
 from tests.flows.loop import (
-    ROOT,
     VLLM_WARM_START,
     geb_ok,
     manifests,
@@ -17,10 +13,10 @@ from tests.flows.loop import (
     steps,
     write_config,
 )
+from tests.programs import VLLM_PYTHON
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.release]
 
-VLLM_PYTHON = Path(os.environ.get("GEB_VLLM_PYTHON", ROOT / ".venv-vllm/bin/python"))
 WITH_VLLM = {
     "sft": VLLM_WARM_START,
     "generate": {"backend": "vllm", "vllm": {"kv_cache_gib": 0.25, "enforce_eager": True}},

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stages.contract.errors import StageFailedError, UserError
-from tests.at_work import at_work
+from tests.at_work import at_work, said
 from tests.launchers.launcher import logs_of
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.release]
@@ -61,10 +61,9 @@ def test_no_secret_and_nothing_of_the_caller_is_in_its_environment(inspected):
 
 def test_a_secret_reaches_the_stage_all_the_same(launcher, store, monkeypatch):
     monkeypatch.setenv("PROBE_SECRET", SECRET)
-    request = launcher.request(store, behaviour="tell_secret")
-    launcher.run(request, secrets={"probe": ["PROBE_SECRET"]})
-    artifact = store.load("probe", request.key)
-    assert (artifact.path / "secret.txt").read_text() == SECRET
+    request = launcher.request(store, behaviour="tell_environment", message="PROBE_SECRET")
+    heard = launcher.run(request, secrets={"probe": ["PROBE_SECRET"]})
+    assert f"PROBE_SECRET is {SECRET}" in said(heard)
 
 
 def test_a_secret_that_is_not_there_is_named(launcher, store, monkeypatch):

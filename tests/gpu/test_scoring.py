@@ -32,30 +32,20 @@ def models(tmp_path_factory):
 
 
 @pytest.fixture
-def request_of(models, tmp_path):
-    def make(name, oracle, gpus, **settings):
-        responses = tmp_path / "responses.parquet"
-        write_table(responses, RESPONSES, ROWS)
-        return request_for(
+def scored(models, tmp_path):
+    """Scores the rows on GPUs, or on the CPU, and returns the scores."""
+    responses = tmp_path / "responses.parquet"
+    write_table(responses, RESPONSES, ROWS)
+
+    def score(name, oracle, gpus, **settings):
+        request = request_for(
             score_params(oracle, **settings),
             {"responses": responses, "model": models[oracle]},
             tmp_path / name,
             resources=Resources(gpus=gpus),
         )
-
-    return make
-
-
-def scores_of(folder):
-    return [row["score"] for row in read_rows(folder / "scores.parquet", SCORES)]
-
-
-@pytest.fixture
-def scored(request_of, tmp_path):
-    def score(name, oracle, gpus, **settings):
-        request = request_of(name, oracle, gpus, **settings)
-        path = tmp_path / f"{name}.json"
-        return scores_of(run_stage(request, path))
+        folder = run_stage(request, tmp_path / f"{name}.json")
+        return [row["score"] for row in read_rows(folder / "scores.parquet", SCORES)]
 
     return score
 

@@ -152,12 +152,9 @@ def test_the_settings_add_mounts_and_variables(store):
     assert "OTHER" not in environment
 
 
-NAME = "registry.example/geb-probe:1"
-
-
 def test_an_image_of_other_code_is_refused(request_):
     old = SimpleNamespace(attrs={"Config": {"Labels": {CODE_LABEL: "other"}}})
     engine = SimpleNamespace(images=SimpleNamespace(get=lambda name: old))
     with pytest.raises(UserError, match="holds other code") as caught:
-        find_image(engine, DockerSettings(images={"probe": NAME}), request_)
+        find_image(engine, DockerSettings(images={"probe": "registry/geb-probe:1"}), request_)
     assert "docker/build.sh" in caught.value.remedy

@@ -182,13 +182,9 @@ def test_a_runner_that_two_packages_bring_is_refused(tmp_path, monkeypatch):
 def test_a_runner_of_another_package_is_an_entry_point(tmp_path, monkeypatch):
     site = tmp_path / "site"
     install(site, "children")
-    config = write_config(tmp_path)
-    with pytest.raises(UserError, match="one of process, docker"):
-        load_config(config, ["execution.runner=children"])
     monkeypatch.syspath_prepend(str(site))
-    chosen = load_config(
-        config, ["execution.runner=children", "execution.runner_settings={queue: a}"]
-    )
+    settings = ["execution.runner=children", "execution.runner_settings={queue: a}"]
+    chosen = load_config(write_config(tmp_path), settings)
     executor = StepExecutor(chosen)
     step = next(iter(resolve_run(chosen).steps))
     artifact = executor.execute(step, {}).artifact
