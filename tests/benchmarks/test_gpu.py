@@ -2,12 +2,12 @@
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
 
 from benchmarks.gpu.__main__ import LIMITS
+from tests.programs import run_program
 
 # One process for all: most of a section's time goes into its imports.
 ALL = """
@@ -22,13 +22,8 @@ for name in LIMITS:
 @pytest.mark.slow
 def test_every_section_runs_without_a_gpu(tmp_path):
     figures = tmp_path / "figures.jsonl"
-    ended = subprocess.run(
-        [sys.executable, "-c", ALL, str(figures)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"},
-    )
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}
+    ended = run_program(sys.executable, "-c", ALL, figures, env=environment)
     assert ended.returncode == 0, ended.stdout + ended.stderr[-4000:]
     lines = [json.loads(line) for line in figures.read_text().splitlines()]
     assert {line["section"] for line in lines} == set(LIMITS)

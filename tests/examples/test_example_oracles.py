@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -98,11 +97,10 @@ def test_ifeval_checks_instructions_by_lm_eval(tmp_path):
 
 def test_reasoning_tasks_makes_prompts_and_scores_their_answers(tmp_path):
     need_eval_environment()
-    command = [PYTHON, FOLDER / "reasoning_tasks.py", "chain_sum", "size=4", "min_terms=2"]
-    printed = subprocess.run(
-        [*command, "max_terms=2"], capture_output=True, text=True, check=True
-    ).stdout
-    prompts = [json.loads(line) for line in printed.splitlines()]
+    settings = ("chain_sum", "size=4", "min_terms=2", "max_terms=2")
+    done = run_program(PYTHON, FOLDER / "reasoning_tasks.py", *settings)
+    assert done.returncode == 0, done.stderr
+    prompts = [json.loads(line) for line in done.stdout.splitlines()]
     assert len({prompt["prompt"] for prompt in prompts}) == 4
     task = prompts[0]["reference_answer"]
     right = json.loads(task)["entry"]["answer"]
