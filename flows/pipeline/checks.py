@@ -1,9 +1,8 @@
 """Checks of settings against each other, before anything is read or started."""
 
 from operator import attrgetter
-from typing import Any
 
-from flows.pipeline.config import SET_BY_THE_RUN, RunConfig
+from flows.pipeline.config import SET_BY_THE_RUN, RunConfig, changed_fields
 from stages.score.params import ScoreParams
 
 UNNAMED = "JUDGE"
@@ -40,10 +39,8 @@ def check(config: RunConfig) -> None:
 def _check_whole(config: RunConfig) -> None:
     for holder in (config, *config.suites.values()):
         for section, names in SET_BY_THE_RUN.items():
-            params: Any = getattr(holder, section, None)
-            for name in names if params else ():
-                if getattr(params, name) != getattr(type(params)(), name):
-                    raise ValueError(f"{section}.{name} is set by the run; leave it out")
+            for name in changed_fields(getattr(holder, section, None), names):
+                raise ValueError(f"{section}.{name} is set by the run; leave it out")
     sources = len(config.inputs.prompts)
     if sources > 1 and sources != config.iterations:
         raise ValueError(

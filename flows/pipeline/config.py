@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, model_validator
@@ -39,6 +39,15 @@ SET_BY_THE_RUN = {
     "evaluate": ("correct_from", "pass_at_k"),
     "promote": ("model_name", "measured_by", "iteration"),
 }
+
+
+def changed_fields(section: Settings | None, names: Iterable[str]) -> list[str]:
+    """Those of a section's fields whose values are not their defaults."""
+    if section is None:
+        return []
+    defaults = type(section)()
+    return [name for name in names if getattr(section, name) != getattr(defaults, name)]
+
 
 InputPlace = Annotated[str, StringConstraints(pattern=r"\S")]
 
@@ -132,9 +141,8 @@ class Suite(Settings):
 
     @model_validator(mode="after")
     def _check_own(self) -> Suite:
-        for name in UNUSED_BY_SUITES:
-            if self.prepare and getattr(self.prepare, name) != getattr(PrepareParams(), name):
-                raise ValueError(f"prepare.{name} is about training prompts; leave it out")
+        for name in changed_fields(self.prepare, UNUSED_BY_SUITES):
+            raise ValueError(f"prepare.{name} is about training prompts; leave it out")
         if self.score is None and (self.oracle_model or self.oracle_code):
             raise ValueError(
                 "oracle_model or oracle_code is set, and score is not: set the suite's `score` to "
@@ -145,10 +153,9 @@ class Suite(Settings):
                 "neither prompts nor score is set: name prompts, or a second oracle for the run's "
                 "held-out prompts"
             )
-        sampling = self.evaluation.model_fields_set & set(SAMPLING) if self.evaluation else None
-        if self.prompts is None and sampling:
+        for name in changed_fields(self.evaluation, SAMPLING) if self.prompts is None else ():
             raise ValueError(
-                f"evaluation.{min(sampling)} is set, and the suite has no prompts: it scores the "
+                f"evaluation.{name} is set, and the suite has no prompts: it scores the "
                 "run's own samples of the held-out prompts; leave it out"
             )
         return self

@@ -5,7 +5,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, PlainSerializer
 
 from flows.pipeline.names import NAME_PATTERN
 from stages.contract.params import Settings
@@ -60,6 +60,11 @@ def _for_stage(kind: type[S], everywhere: S, stages: Mapping[str, S], stage: str
         value = getattr(override, name)
         merged[name] = merged[name] | value if isinstance(value, dict) else value
     return kind.model_validate(merged)
+
+
+def _as_given(stages: Mapping[str, Settings]) -> dict[str, Any]:
+    """Settings of single stages as they are written: a default would replace all stages' value."""
+    return {stage: settings.model_dump(exclude_unset=True) for stage, settings in stages.items()}
 
 
 def _absolute(path: str) -> str:
@@ -122,7 +127,7 @@ class PodSettings(Settings):
 class KubernetesSettings(PodSettings):
     """Pods of the kubernetes runner. Limits of memory, CPUs, GPUs and time are in `resources`."""
 
-    stages: dict[str, PodSettings] = {}
+    stages: Annotated[dict[str, PodSettings], PlainSerializer(_as_given)] = {}
     """Settings of single stages by their names, over the other settings of this section."""
     namespace: str | None = None
     """Namespace of the pods; unset takes the one of KUBECONFIG's current context, or within a pod
@@ -179,7 +184,7 @@ class SlurmJobSettings(Settings):
 class SlurmSettings(SlurmJobSettings):
     """Jobs of the slurm runner. CPUs, memory, GPUs and nodes are in `resources`."""
 
-    stages: dict[str, SlurmJobSettings] = {}
+    stages: Annotated[dict[str, SlurmJobSettings], PlainSerializer(_as_given)] = {}
     """Settings of single stages by their names, over the other settings of this section."""
 
     def job(self, stage: str) -> SlurmJobSettings:

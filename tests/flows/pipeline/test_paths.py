@@ -79,6 +79,16 @@ def test_set_wins_over_the_variable(tmp_path):
     assert not (tmp_path / "other").exists()
 
 
+def test_a_run_s_record_is_a_configuration_for_the_same_run(tmp_path, monkeypatch):
+    config = load_config(write_config(tmp_path)).for_processors()
+    record = RunRecord(open_store(config.store, create=True), config.name)
+    record.save_config(config)
+    monkeypatch.chdir("/")
+    changed = load_config(record.path / "config.json", ["train.micro_batch_tokens=64"])
+    train = config.train.model_copy(update={"micro_batch_tokens": 64})
+    assert changed.to_json() == config.model_copy(update={"train": train}).to_json()
+
+
 def test_wrong_settings_of_file_and_command_line_are_named(tmp_path):
     path = written(tmp_path, {"train": {"beta": -1}})
     with pytest.raises(UserError) as caught:

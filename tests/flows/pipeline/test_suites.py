@@ -64,6 +64,14 @@ def test_a_suite_is_stored_whole_with_paths_from_its_file(tmp_path):
     assert again.model_dump() == config.model_dump()
 
 
+def test_a_suite_of_the_run_s_samples_reads_back():
+    suite = {**SECOND, "evaluation": {"correct_from": 1}}
+    config = load_overridden(QUICKSTART, {"suites": {"gold": suite}}, (), "test")
+    again = check_config(json.loads(config.to_json()), "stored")
+    assert again.for_suite("gold").evaluation == config.for_suite("gold").evaluation
+    assert again.for_suite("gold").evaluation.correct_from == 1
+
+
 def test_a_suite_s_table_has_the_base_and_its_iterations(tmp_path):
     config = load_overridden(QUICKSTART, {"suites": {"front": EACH}}, (), "test")
     policy, base = {"a": [1.0, 1.0], "b": [1.0, 0.0]}, {"a": [0.0, 1.0], "b": [0.0, 0.0]}

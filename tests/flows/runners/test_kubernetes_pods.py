@@ -48,6 +48,19 @@ def environment(request, **settings):
     return {variable["name"]: variable for variable in container(request, **settings)["env"]}
 
 
+def test_settings_of_one_stage_s_pods_override_the_general_ones():
+    stages = {"train": {"labels": {"pool": "b"}}}
+    settings = KubernetesSettings.model_validate(
+        {"shm_gib": 8, "labels": {"team": "a"}, "stages": stages}
+    )
+    # A resumed run has its settings from its record.
+    recorded = KubernetesSettings.model_validate_json(settings.model_dump_json())
+    for source in (settings, recorded):
+        assert source.pod_of("train").shm_gib == 8
+        assert source.pod_of("train").labels == {"team": "a", "pool": "b"}
+        assert source.pod_of("pair").labels == {"team": "a"}
+
+
 # Everything that a person may set of a pod, each to something.
 EVERYTHING = {
     "spec": {

@@ -38,10 +38,13 @@ def test_settings_of_a_stage_override_the_general_ones():
             "stages": {"pair": {"partition": "cpu", "environment": {"B": "2"}}},
         }
     )
-    pair, train = settings.job("pair"), settings.job("train")
-    assert (pair.partition, pair.time_limit) == ("cpu", "4:00:00")
-    assert pair.environment == {"A": "1", "B": "2"}
-    assert (train.partition, train.environment) == ("gpu", {"A": "1"})
+    # A resumed run has its settings from its record.
+    recorded = SlurmSettings.model_validate_json(settings.model_dump_json())
+    for source in (settings, recorded):
+        pair, train = source.job("pair"), source.job("train")
+        assert (pair.partition, pair.time_limit) == ("cpu", "4:00:00")
+        assert pair.environment == {"A": "1", "B": "2"}
+        assert (train.partition, train.environment) == ("gpu", {"A": "1"})
 
 
 def test_a_job_asks_for_what_resources_and_settings_say(store):
