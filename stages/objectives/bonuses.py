@@ -9,12 +9,13 @@ Shapes: `B` responses, `T` tokens. π of a response is, by `probability`,
 Whatever the choice, it applies alike to log π and to log π_ref, in every design.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from stages.objectives.designs import DESIGNS, PUBLISHED_BONUSES, Design, Terms
+from stages.objectives.designs import DESIGNS, PUBLISHED_BONUSES, Terms
 from stages.objectives.divergences import resolve_divergence
 from stages.objectives.numerics import working_precision
 from stages.objectives.params import ObjectiveParams
@@ -25,39 +26,18 @@ class Bonus:
     """An exploratory bonus evaluated on a batch of responses."""
 
     value: Tensor
-    """L_bonus of each response, [B], attached to `logp`."""
-    logp: Tensor
-    """log π that it was evaluated at, [B], or [B, T] for probability="token"."""
-    design: Design
-    """The row of `DESIGNS`."""
-    terms: Terms
-    """Arguments of the design, elementwise."""
-    mask: Tensor | None
-    """Booleans [B, T] for probability="token", else None."""
-    is_exact: bool
-    """False for the published code's ε forms."""
+    """L_bonus of each response, [B], attached to log π."""
+    saturation: Callable[[], tuple[Tensor, Tensor]]
+    """Finds the responses whose bonus saturates; log π must be differentiable.
 
-    def saturation(self) -> tuple[Tensor, Tensor]:
-        """Tell which responses have a clamped bonus or one without gradient.
+    It returns two masks [B]: of bonuses whose true value has no float (for probability="token": at
+    some token); and of those not clamped, whose gradient is exactly zero all the same."""
 
-        `logp` must be differentiable. Design "none" has no bonus that could saturate.
 
-        Returns:
-            Two masks [B]: of bonuses whose true value has no float (for probability="token": at
-            some token); and of those not clamped, whose gradient is exactly zero all the same.
-        """
-        if self.design.name == "none":
-            idle = torch.zeros_like(self.value, dtype=torch.bool)
-            return idle, idle
-        (gradient,) = torch.autograd.grad(self.value.sum(), self.logp, retain_graph=True)
-        without_gradient = gradient == 0.0
-        clamped = self.design.clamped(self.terms)
-        if self.mask is not None:
-            without_gradient = (without_gradient | ~self.mask).all(dim=1)
-            clamped = (clamped & self.mask).any(dim=1)
-        if not self.is_exact:
-            clamped = torch.zeros_like(without_gradient)
-        return clamped, without_gradient & ~clamped
+def without_saturation(value: Tensor) -> Bonus:
+    """A bonus of which no response saturates, [B]."""
+    idle = torch.zeros_like(value, dtype=torch.bool)
+    return Bonus(value, lambda: (idle, idle))
 
 
 def exploratory_bonus(
@@ -75,7 +55,7 @@ def exploratory_bonus(
 
     Exact numerics give a finite bonus and gradient for log π in [−5000, 0]. Where the true bonus
     has no float (1/π under reverse KL below −88 in float32; log(1−π) at π = 1) it is held at the
-    last value that has one, and its gradient is zero: `Bonus.saturation` is that value.
+    last value that has one, and its gradient is zero; `Bonus.saturation` marks these responses.
 
     Args:
         logp: log π, summed over the response [B]; for probability="token" per token [B, T].
@@ -109,4 +89,18 @@ def exploratory_bonus(
     if tokens is not None:
         num_tokens = tokens.sum(dim=1).clamp(min=1)
         value = torch.where(tokens, value, 0.0).sum(dim=1) / num_tokens
-    return Bonus(value, logp, design, terms, tokens, is_exact)
+    if design.name == "none":
+        return without_saturation(value)
+
+    def saturation() -> tuple[Tensor, Tensor]:
+        (gradient,) = torch.autograd.grad(value.sum(), logp, retain_graph=True)
+        without_gradient = gradient == 0.0
+        clamped = design.clamped(terms)
+        if tokens is not None:
+            without_gradient = (without_gradient | ~tokens).all(dim=1)
+            clamped = (clamped & tokens).any(dim=1)
+        if not is_exact:
+            clamped = torch.zeros_like(without_gradient)
+        return clamped, without_gradient & ~clamped
+
+    return Bonus(value, saturation)

@@ -7,13 +7,13 @@ Shapes: `B` pairs, `T` tokens.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from stages.objectives.bonuses import Bonus, exploratory_bonus
+from stages.objectives.bonuses import Bonus, exploratory_bonus, without_saturation
 from stages.objectives.divergences import implicit_reward
 from stages.objectives.losses import LOSSES
 from stages.objectives.numerics import working_precision
@@ -188,8 +188,7 @@ def geb_objective(
     if tie is not None:
         loss = loss.masked_fill(tie, 0.0)
     if "bonus" in terms:
-        without = rejected.bonus(params.model_copy(update={"design": "none"}))
-        bonuses: tuple[Bonus, ...] = (replace(without, value=terms["bonus"]),)
+        bonuses: tuple[Bonus, ...] = (without_saturation(terms["bonus"]),)
     else:
         targets = {"chosen": (chosen,), "rejected": (rejected,), "all": (chosen, rejected)}
         bonuses = tuple(side.bonus(params) for side in targets[params.bonus_on])
