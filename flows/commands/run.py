@@ -111,9 +111,6 @@ def _run(
         return
     expected = estimate(config, resolved.steps, lines)
     cost = cost_line(expected)
-    # They ran before, and may come out the same.
-    if any(line.key is None and record.step(line.step) for line in lines):
-        cost += "; less if steps without a key are in the store"
     warnings = [
         *(cautions(config, resolved.steps) if "train" in to_run else ()),
         *expected.warnings,

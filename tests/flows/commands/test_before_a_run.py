@@ -5,17 +5,14 @@ import json
 import psutil
 import pytest
 
-from flows.execution.run_record import RunRecord
 from flows.execution.trial import try_own_code
 from flows.pipeline.algorithm import unread_steps
 from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_config
 from flows.planning.cautions import cautions
 from stages.contract.errors import UserError
-from stages.store.base import Store
 from tests.flows.loop import geb_ok, geb_refused, started, write_config
 from tests.flows.probes import wait_until
-from tests.flows.records import recorded
 from tests.stage_calls import write_jsonl
 
 SCORE = "def score(prompts, responses, references):\n"
@@ -71,14 +68,6 @@ def test_plan_warns_beside_its_document(tmp_path):
     done = geb_ok("plan", write_config(tmp_path), "--json")
     assert "warning train takes 4 steps" in " ".join(done.stderr.split())
     assert json.loads(done.stdout)
-
-
-def test_a_plan_s_cost_is_a_most_if_its_waiting_steps_ran_before(tmp_path, geb_here):
-    config = write_config(tmp_path)
-    assert "less if steps" not in geb_here("plan", config)[1]
-    loaded = load_config(config)
-    recorded(RunRecord(Store.in_folder(loaded.store), loaded.name), "iteration-1/train")
-    assert "less if steps without a key" in geb_here("plan", config)[1]
 
 
 def test_plan_for_another_host_warns_that_this_one_lacks_gpus(tmp_path):
