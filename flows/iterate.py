@@ -61,7 +61,7 @@ def iterate(
     """Runs generate → score → pair → train → evaluate → promote for each iteration.
 
     Finished stages are found in the store and shown as Cached; a failed one runs again when the
-    flow run is retried, resumed, or started anew with the same parameters.
+    flow run is retried, resumed, or started anew with the same parameters (without `fresh`).
 
     Args:
         preset: The configuration to start from: the quickstart, or an experiment of the paper.

@@ -105,7 +105,7 @@ class Place(Protocol):
     """Somewhere that starts stages. Safe to use from several threads."""
 
     def find(self, job: StageJob) -> Work | None:
-        """Work of a dead orchestrator at this key, to be followed; what cannot be is removed.
+        """Finds what a dead orchestrator left at this key, and removes what cannot be followed.
 
         None if there is none, as at places where no stage outlives its orchestrator.
         """

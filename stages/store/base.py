@@ -8,7 +8,8 @@ Layout under the root::
     work/<stage>/<key>/           resumable state of attempts: checkpoints, written chunks
     leases/<stage>/<key>          the process that computes a key right now
     logs/<stage>/<key>/           full log of each attempt
-    quarantine/                   damaged artifacts, set aside
+    quarantine/                   artifacts set aside: damaged, or computed again
+    orchestrators/<stage>/<key>   sign of life that stages on a cluster wait for
     runs/<name>/                  run records: configuration, steps, report
     slurm/jobs/<name>/            output and end of a job of Slurm
     models/                       the model registry

@@ -7,7 +7,7 @@ Layout of the bucket below the store's prefix::
     artifacts/<stage>/<key>/<upload>/      its files; two hosts that made it upload apart
     work/<stage>/<key>/                    resumable state of attempts, see `transfer.py`
     logs/ runs/ models/                    as in a local store, see `records.py`
-    quarantine/<name>/                     damaged artifacts, set aside
+    quarantine/<name>/                     artifacts set aside: damaged, or computed again
 
 Stages work in the local folder, which may be removed whenever no stage runs.
 """
