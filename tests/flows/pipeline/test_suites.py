@@ -65,7 +65,7 @@ def test_a_suite_is_stored_whole_with_paths_from_its_file(tmp_path):
 
 
 def test_a_suite_of_the_run_s_samples_reads_back():
-    suite = {**SECOND, "evaluation": {"correct_from": 1}}
+    suite = {"score": {"oracle": "math_verify"}, "evaluation": {"correct_from": 1}}
     config = load_overridden(QUICKSTART, {"suites": {"gold": suite}}, (), "test")
     again = check_config(json.loads(config.to_json()), "stored")
     assert again.for_suite("gold").evaluation == config.for_suite("gold").evaluation
