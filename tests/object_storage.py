@@ -76,9 +76,9 @@ def aws_environment(port, address="127.0.0.1"):
     }
 
 
-def make_bucket(name=BUCKET):
-    """Creates a bucket at the server of this process's environment."""
-    client().create_bucket(Bucket=name)
+def make_bucket():
+    """Creates the bucket at the server of this process's environment."""
+    client().create_bucket(Bucket=BUCKET)
 
 
 def client():

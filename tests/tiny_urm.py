@@ -16,12 +16,12 @@ NUM_OUTPUTS = 10
 NUM_GATES = 5
 
 
-def make_tiny_urm(path, *, seed=0, chat_template=CHAT_TEMPLATE, **config):
+def make_tiny_urm(path, *, chat_template=CHAT_TEMPLATE):
     """Writes checkpoint and tokenizer to ``path`` and returns it."""
     tokenizer = make_tiny_tokenizer(chat_template=chat_template)
-    torch.manual_seed(seed)
-    settings = {"num_labels": NUM_OUTPUTS, "initializer_range": 0.2, **config}
-    classifier = LlamaForSequenceClassification(tiny_config(len(tokenizer), **settings))
+    torch.manual_seed(0)
+    config = tiny_config(len(tokenizer), num_labels=NUM_OUTPUTS, initializer_range=0.2)
+    classifier = LlamaForSequenceClassification(config)
     width = classifier.config.hidden_size
     shapes = {"0": (width, width), "2": (width, width), "4": (NUM_GATES, width)}
     gate = {}

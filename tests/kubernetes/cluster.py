@@ -32,10 +32,10 @@ USER = 1000
 THIS_MACHINE = "10.243.0.254"
 
 
-def kubectl(*arguments, text=None, check=True):
+def kubectl(*arguments, text=None):
     """Runs kubectl with a manifest as its input, and returns what it printed."""
     done = run_program("kubectl", *arguments, input=text)
-    assert done.returncode == 0 or not check, done.stderr
+    assert done.returncode == 0, done.stderr
     return done.stdout
 
 

@@ -11,6 +11,8 @@ from tests.orchestrators import orchestrator
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
 
+QUOTA = "exceeded quota: team"
+
 
 def test_a_quota_is_waited_for(launcher, store):
     hard = {"limits.memory": "1Gi"}
@@ -31,16 +33,12 @@ def test_a_quota_is_waited_for(launcher, store):
         small = launcher.request(store, Resources(memory_gib=0.5))
         with (
             at_work(big, launcher.runner(big)) as work,
-            at_work(small, launcher.runner(small), lacks_quota) as waiting,
+            at_work(small, launcher.runner(small), lambda event: QUOTA in str(event)) as waiting,
         ):
             launcher.take_machine(work)
             assert waiting.join() is None
     finally:
         kubectl("-n", launcher.cluster.name, "delete", "resourcequota", "team")
-
-
-def lacks_quota(event):
-    return "exceeded quota: team" in str(event)
 
 
 @pytest.mark.alone
