@@ -200,7 +200,7 @@ class Store:
         return str(path)
 
     def share(self, path: Path) -> str:
-        """Shows a file or folder of the store to all hosts; returns its address, for a person."""
+        """Shows a file of the store to all hosts; returns its address, for a person."""
         return str(path)
 
     def exclusive(self, folder: str) -> AbstractContextManager[None]:

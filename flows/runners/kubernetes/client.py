@@ -1,7 +1,7 @@
 """Requests of the runner to a cluster: pods, logs and events of one namespace.
 
-Objects are plain dictionaries, as the API has them: the client's models take a multiple of the
-time, and refuse what their version of the API did not know.
+Answers are plain dictionaries, as the API has them: the client's models take a multiple of the
+time, and refuse what their version of the API did not know. The client checks a pod by its model.
 """
 
 import contextlib
@@ -17,6 +17,7 @@ import yaml
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 from kubernetes.config.config_exception import ConfigException
+from pydantic import ValidationError
 
 from flows.pipeline.placement import KubernetesSettings
 from flows.runners.attempt_log import whole_lines
@@ -66,6 +67,11 @@ class Cluster:
         mode = "All" if dry_run else None
         try:
             _asked(self._api.create_namespaced_pod, self.namespace, manifest, dry_run=mode)
+        except ValidationError as error:
+            raise UserError(
+                f"no pod is like this: {error}",
+                "correct execution.kubernetes; a value such as true or 1 may need quotes",
+            ) from error
         except ApiException as error:
             for_all = [UNAUTHORIZED] if dry_run else [UNAUTHORIZED, *_AWAY_STATUSES]
             if error.status in for_all or "cannot create resource" in reason_of(error):
@@ -165,8 +171,9 @@ def _asked(request: Callable[..., Any], *arguments: Any, **options: Any) -> dict
         DecodeError: The answer is not JSON: a proxy's page, of which the server knows nothing.
     """
     options |= {"_preload_content": False, "_request_timeout": _TIMEOUT_SECONDS}
+    text = request(*arguments, **options).data
     try:
-        answer: dict[str, Any] = json.loads(request(*arguments, **options).data)
+        answer: dict[str, Any] = json.loads(text)
     except ValueError as error:
         raise urllib3.exceptions.DecodeError(f"its answer is not JSON ({error})") from error
     return answer

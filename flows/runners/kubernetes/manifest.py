@@ -89,8 +89,8 @@ def _mount(claim: str, path: str, within: str, *, read_only: bool) -> dict[str, 
 
 
 def _volume_name(claim: str) -> str:
-    # Names of volumes have no dots.
-    return "claim-" + claim.replace(".", "-")
+    # Names of volumes are shorter than a claim's may be, and have no dots.
+    return f"claim-{sha256_of(claim)[:16]}"
 
 
 def _volumes_for(group: PodGroup) -> list[dict[str, Any]]:

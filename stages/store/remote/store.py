@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stages.contract.atomic import explain_disk_errors, write_atomically
-from stages.contract.digests import files_by_name, in_threads
 from stages.contract.errors import (
     ConflictError,
     DamagedArtifactError,
@@ -229,8 +228,7 @@ class RemoteStore(Store):
 
     def share(self, path: Path) -> str:
         """See :class:`Store`."""
-        files = [path] if path.is_file() else files_by_name(path).values()
-        in_threads(lambda file: self.bucket.upload(file, self._name(file)), files)
+        self.bucket.upload(path, self._name(path))
         return f"{self.location}/{self._name(path)}"
 
     def _name(self, path: Path) -> str:

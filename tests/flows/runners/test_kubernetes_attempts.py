@@ -294,6 +294,22 @@ def test_a_cluster_that_starts_again_holds_up_a_stage_but_no_check(
         cluster.create(manifest, 1)
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [{"nodeSelector": {"gpu": True}}, {"imagePullSecrets": ["registry"]}, {"tolerations": "all"}],
+    ids=lambda spec: next(iter(spec)),
+)
+def test_a_pod_that_cannot_be_is_the_user_s_mistake(behind_proxy, spec):
+    container = {"name": "stage", "image": "geb-torch:1"}
+    manifest = {
+        "metadata": {"labels": {STAGE: "train"}},
+        "spec": {"containers": [container], **spec},
+    }
+    with pytest.raises(UserError, match=next(iter(spec))) as refusal:
+        Cluster(behind_proxy.kubernetes).create(manifest, 1)
+    assert "execution.kubernetes" in refusal.value.remedy
+
+
 @pytest.mark.parametrize("text", ["{", "", "contexts: []"])
 def test_a_damaged_configuration_of_a_cluster_is_a_person_s_mistake(tmp_path, monkeypatch, text):
     path = tmp_path / "kubeconfig"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import pytest
 import yaml
@@ -195,6 +196,21 @@ def test_a_claim_may_hold_the_store_in_a_folder(store):
     assert mounted[parent]["subPath"] == "team/geb"
     work = f"work/pair/{request.key}"
     assert mounted[f"{request.store}/{work}"]["subPath"] == f"team/geb/store/{work}"
+
+
+def test_claims_of_any_names_are_volumes_of_their_own(store):
+    request = request_of(store)
+    claims = {"team.a", "team-a", "x" * 253}
+    volumes = {f"/{claim}": {"claim": claim} for claim in claims}
+    volumes[request.store] = {"claim": "store"}
+    names = {
+        volume["persistentVolumeClaim"]["claimName"]: volume["name"]
+        for volume in pod(request, volumes=volumes)["spec"]["volumes"]
+        if "persistentVolumeClaim" in volume
+    }
+    assert claims < names.keys()
+    assert len(set(names.values())) == len(names)
+    assert all(re.fullmatch("[a-z0-9-]{1,63}", name) for name in names.values())
 
 
 def test_a_volume_inside_another_comes_after_it(store):

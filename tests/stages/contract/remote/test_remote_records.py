@@ -78,11 +78,11 @@ def test_a_run_is_seen_on_every_host(here, there):
         RunRecord.existing(there, "other")
 
 
-def test_logs_and_reports_are_shared(here):
-    folder = here.local.log_path("make", "key")
-    folder.mkdir(parents=True)
-    (folder / "1.log").write_text("said")
-    assert here.share(folder) == f"{here.location}/logs/make/key"
+def test_a_log_is_shared(here):
+    log = here.local.log_path("make", "key") / "1.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("said")
+    assert here.share(log) == f"{here.location}/logs/make/key/1.log"
     assert objects(here.location)["logs/make/key/1.log"] == b"said"
 
 
