@@ -134,21 +134,15 @@ def test_a_wheel_without_its_hash_in_the_lock_is_refused_by_name(checkout):
         assert message in done.stderr
 
 
+DEMO = {"name": "demo", "version": "1.0"}
+LEAK = {"id": "PYSEC-2026-1", "fix_versions": ["1.1"]}
+
+
 @pytest.mark.parametrize(
     ("dependencies", "code", "said"),
     [
-        ([{"name": "demo", "version": "1.0", "vulns": []}], 0, "0 vulnerabilities"),
-        (
-            [
-                {
-                    "name": "demo",
-                    "version": "1.0",
-                    "vulns": [{"id": "PYSEC-2026-1", "fix_versions": ["1.1"]}],
-                }
-            ],
-            1,
-            "demo 1.0 (torch.lock): PYSEC-2026-1, mended in 1.1",
-        ),
+        ([DEMO | {"vulns": []}], 0, "0 vulnerabilities"),
+        ([DEMO | {"vulns": [LEAK]}], 1, "demo 1.0 (torch.lock): PYSEC-2026-1, mended in 1.1"),
         ([{"name": "demo", "skip_reason": "not found on PyPI"}], 69, "no data for 1 packages"),
         (None, 69, "0 packages audited"),
     ],

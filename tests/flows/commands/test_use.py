@@ -12,7 +12,6 @@ from flows.report.model_card import export_model
 from stages.contract.errors import UserError
 from stages.contract.manifest import Manifest, describe_files
 from stages.contract.request import HubInput
-from stages.store.base import Store
 from stages.store.opening import open_store
 from stages.store.registry import ModelRegistry
 from tests.damage import no_room
@@ -43,31 +42,29 @@ def test_an_exported_model_is_the_checkpoint_with_its_card(finished, tmp_path):
     assert "is there and not empty" in again
 
 
-def test_models_with_an_alias_are_listed_first(tmp_path):
-    store = Store.in_folder(str(tmp_path), create=True)
+def test_models_with_an_alias_are_listed_first(store):
     registry = ModelRegistry(store)
     for name in ("kappa-s0", "nightly"):
         registry.register(
             name, checkpoint_artifact(store, name).ref("checkpoint"), metrics={}, measured_by="it"
         )
     registry.set_alias("nightly", "production", 1)
-    shown = CliRunner().invoke(app, ["models", "--store", str(tmp_path)]).output
+    shown = CliRunner().invoke(app, ["models", "--store", store.location]).output
     assert shown.index("nightly") < shown.index("kappa-s0")
 
 
-def test_a_name_alone_is_not_promoted(tmp_path):
-    store = Store.in_folder(str(tmp_path), create=True)
+def test_a_name_alone_is_not_promoted(store):
     registry = ModelRegistry(store)
     for number in (1, 2):
         trained = checkpoint_artifact(store, f"number {number}")
         registry.register("chat", trained.ref("checkpoint"), metrics={}, measured_by="it")
     registry.set_alias("chat", "production", 1)
     for name in ("chat", "chat:", "chat@"):
-        refused = CliRunner().invoke(app, ["promote", name, "--store", str(tmp_path)])
+        refused = CliRunner().invoke(app, ["promote", name, "--store", store.location])
         assert isinstance(refused.exception, UserError), name
-    refused = CliRunner().invoke(app, ["promote", "chat", "--store", str(tmp_path)])
+    refused = CliRunner().invoke(app, ["promote", "chat", "--store", store.location])
     assert "chat:2" in refused.exception.remedy
-    CliRunner().invoke(app, ["promote", "chat@latest", "--store", str(tmp_path)])
+    CliRunner().invoke(app, ["promote", "chat@latest", "--store", store.location])
     assert registry.find("chat").version == 2
 
 

@@ -5,7 +5,7 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from flows.pipeline.external import resolve
+from flows.pipeline.external import HubUnreachableError, resolve
 from stages.contract.errors import UserError
 from tests.scripted_server import served
 
@@ -61,3 +61,9 @@ def hub(monkeypatch):
 def test_a_wrong_name_differs_from_a_hub_that_does_not_answer(place, said):
     with pytest.raises(UserError, match=said):
         resolve(place, "dataset")
+
+
+def test_a_hub_that_does_not_answer_is_a_failure_of_its_own(hub, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(HubUnreachableError, match="owner/data, and the hub cannot be asked"):
+        resolve("owner/data", "dataset")

@@ -63,14 +63,13 @@ def test_runs_of_one_seed_are_tested_by_their_differences():
 
 
 def test_combinations_are_tested_against_the_first_by_seed_and_holm():
-    [test] = swept(ONE, TWO).differences
-    expected = stats.ttest_rel(TWO, ONE).pvalue
+    comparison = swept(ONE, TWO)
+    [test] = comparison.differences
     assert test.name == "train.kappa=1.0"
-    assert test.estimate.value == pytest.approx(0.3)
-    assert test.estimate.p_value == test.adjusted_p_value == pytest.approx(expected)
-    verdict = swept(ONE, TWO).verdict()
-    assert "against train.kappa=0.5: train.kappa=1.0 is better, +0.300 [+0.052" in verdict
-    _, _, tests = swept(ONE, TWO).tables()
+    assert test.estimate.p_value == test.adjusted_p_value
+    better = "against train.kappa=0.5: train.kappa=1.0 is better, +0.300 [+0.052"
+    assert better in comparison.verdict()
+    _, _, tests = comparison.tables()
     [row] = tests.records()
     assert row["difference"].startswith("+0.300 [+0.052")
     assert row["p"] == row["p by Holm"] == "p = 0.035"

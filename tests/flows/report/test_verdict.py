@@ -14,7 +14,6 @@ from flows.report.html import write
 from flows.report.summary import Summary, iteration_row, summarise
 from flows.report.verdict import verdict
 from stages.evaluate.statistics import Estimate
-from stages.store.base import Store
 from tests.flows.records import recorded
 from tests.flows.report.evaluations import artifact_in, figure_row, write_evaluation
 from tests.stage_calls import checkpoint_artifact
@@ -176,9 +175,9 @@ def test_a_damaged_artifact_is_named_and_makes_the_report_fail(record, geb_here)
     assert "Artifacts are damaged" in (record.path / "report.html").read_text()
 
 
-def test_the_page_lists_the_settings_and_needs_no_network(tmp_path):
+def test_the_page_lists_the_settings_and_needs_no_network(store, tmp_path):
     run = summary(tmp_path, promoted=None)
-    record = RunRecord(Store.in_folder(str(tmp_path / "store"), create=True), "small")
+    record = RunRecord(store, "small")
     record.save_config(run.config)
     page = Path(write(record, run)).read_text()
     assert "beta: 0.5" in page.split("Every setting")[1]
