@@ -105,11 +105,6 @@ def test_the_store_is_the_named_one_or_the_environment_s(monkeypatch):
         assert configured("quickstart", {"store": named} if named else {}).store == store
 
 
-def test_a_line_replaces_a_preset_s_mapping_that_a_field_extends():
-    assert configured("hard-sums", {"suites": {}}).suites
-    assert not configured("hard-sums", {"settings": ["suites={}"]}).suites
-
-
 def test_a_user_s_folder_replaces_the_presets(tmp_path, monkeypatch):
     (tmp_path / "mine.yaml").write_text("name: mine\nseed: 7\n")
     monkeypatch.setenv("GEB_CONFIGS", str(tmp_path))
