@@ -5,6 +5,7 @@ import json
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
+    AutoModelForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
@@ -73,6 +74,17 @@ def make_tiny_llama(
     tokenizer = make_tiny_tokenizer(words, chat_template)
     torch.manual_seed(seed)
     kind(tiny_config(len(tokenizer), **config)).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def save_tiny_model(config, path):
+    """Writes a causal LM of any family with the tokenizer to ``path`` and returns it."""
+    tokenizer = make_tiny_tokenizer()
+    config.vocab_size = len(tokenizer)
+    config.bos_token_id, config.eos_token_id, config.pad_token_id = BOS_ID, EOS_ID, PAD_ID
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path
 

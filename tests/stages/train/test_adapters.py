@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -17,7 +18,7 @@ from stages.training.adapters import add_adapters, merge_adapters
 from stages.training.params import LoraParams
 from tests.stages.train.train_helpers import train
 from tests.tiny_models import SIZES as TINY
-from tests.tiny_models import make_tiny_tokenizer
+from tests.tiny_models import make_tiny_tokenizer, save_tiny_model
 
 SIZES = {**TINY, "initializer_range": 0.2}
 MIXTRAL = MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2)
@@ -66,16 +67,12 @@ def test_what_is_saved_answers_as_the_model_with_adapters_did(tmp_path, config):
 
 
 def test_a_model_with_dropout_gets_its_adapters_merged(tmp_path, pairs):
-    tokenizer = make_tiny_tokenizer()
-    sizes = SIZES | {"vocab_size": len(tokenizer)}
-    model = AutoModelForCausalLM.from_config(GPT2Config(**sizes, attn_pdrop=0.1, resid_pdrop=0.1))
-    policy = tmp_path / "policy"
-    model.save_pretrained(policy)
-    tokenizer.save_pretrained(policy)
+    config = GPT2Config(**SIZES, attn_pdrop=0.1, resid_pdrop=0.1)
+    policy = save_tiny_model(config, tmp_path / "policy")
     settings = {"epochs": 1, "row_layout": "padded", "learning_rate": 1e-2, "lora": {"rank": 4}}
     trained = train(tmp_path / "store", policy, [pairs], **settings).tensors
     name = "transformer.h.0.attn.c_attn.weight"
-    assert not torch.equal(trained[name], model.state_dict()[name])
+    assert not torch.equal(trained[name], load_file(policy / "model.safetensors")[name])
 
 
 def test_adapters_that_could_not_be_merged_are_refused():

@@ -25,7 +25,7 @@ from stages.training.batches import ROWS
 from stages.training.params import LoraParams
 from stages.training.policy import Numerics, load_logprob_model
 from tests.tiny_models import SIZES as TINY
-from tests.tiny_models import make_tiny_tokenizer
+from tests.tiny_models import save_tiny_model
 
 SIZES = {**TINY, "num_hidden_layers": 3, "initializer_range": 0.2}
 FAMILIES = {
@@ -123,10 +123,9 @@ def test_packed_rows_give_the_padded_rows_values_and_gradients(family, mode):
 
 def test_a_model_with_an_attention_of_its_own_is_refused(tmp_path):
     config = GptOssConfig(**SIZES, head_dim=8, num_local_experts=2, num_experts_per_tok=1)
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    make_tiny_tokenizer().save_pretrained(tmp_path)
+    policy = save_tiny_model(config, tmp_path)
     params = TrainParams()
     numerics = Numerics.of(params, on_gpu=False, local_rank=0)
     with pytest.raises(UserError, match="cannot be packed") as caught:
-        load_logprob_model(ModelSource(str(tmp_path)), params, numerics)
+        load_logprob_model(ModelSource(str(policy)), params, numerics)
     assert "train.row_layout=padded" in caught.value.remedy

@@ -7,8 +7,7 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
 from stages.contract.errors import UserError
-from tests.stages.train.checkpoints import assert_same_training
-from tests.stages.train.train_helpers import train
+from tests.stages.train.train_helpers import assert_same_training, train
 
 # The compiler reads the gradients of its inputs.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")

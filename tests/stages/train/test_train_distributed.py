@@ -5,12 +5,12 @@ import sys
 
 import psutil
 import pytest
-from transformers import AutoModelForCausalLM, Gemma3Config
+from transformers import Gemma3Config
 
 from stages.contract.errors import StageFailedError, UserError
-from tests.stages.train.checkpoints import assert_same_training
 from tests.stages.train.train_helpers import (
     PYTHON,
+    assert_same_training,
     at_step,
     make_pairs,
     request_for,
@@ -22,7 +22,7 @@ from tests.tiny_models import (
     SIZES,
     make_head_beside_a_tied_config,
     make_tiny_llama,
-    make_tiny_tokenizer,
+    save_tiny_model,
 )
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
@@ -107,14 +107,11 @@ def test_zero_3_merges_adapters(tmp_path, pairs):
 
 
 def test_several_processes_leave_a_vision_tower_as_it_is(tmp_path, pairs):
-    policy = tmp_path / "policy"
-    tokenizer = make_tiny_tokenizer()
-    sizes = {**SIZES, "vocab_size": len(tokenizer), "head_dim": 8}
+    sizes = {**SIZES, "head_dim": 8}
     vision = {"num_hidden_layers": 1, "hidden_size": 16, "image_size": 28, "patch_size": 14}
     vision |= {"intermediate_size": 16, "num_attention_heads": 2}
     config = Gemma3Config(text_config=sizes, vision_config=vision, mm_tokens_per_image=4)
-    AutoModelForCausalLM.from_config(config).save_pretrained(policy)
-    tokenizer.save_pretrained(policy)
+    policy = save_tiny_model(config, tmp_path / "policy")
     settings = {"epochs": 1, "micro_batch_tokens": 16}
     plain = train(tmp_path / "plain", policy, [pairs], **settings)
     training = train(tmp_path / "store", policy, [pairs], processes=2, **settings)

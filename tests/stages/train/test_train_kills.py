@@ -10,8 +10,13 @@ import random
 import pytest
 
 from stages.contract.errors import StageFailedError
-from tests.stages.train.checkpoints import assert_same_training
-from tests.stages.train.train_helpers import killer, make_pairs, train, workers_of
+from tests.stages.train.train_helpers import (
+    assert_same_training,
+    killer,
+    make_pairs,
+    train,
+    workers_of,
+)
 
 pytestmark = pytest.mark.slow
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from stages.contract.errors import UserError
 from stages.modeling.logprobs import ResponseLogprobs
@@ -13,16 +12,9 @@ from tests.stages.train.train_helpers import train
 from tests.tiny_models import WORDS, make_tiny_llama
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"learning_rate": 1e30}, "training diverged at step"),
-        ({"design": "selm", "kappa": 1e25}, "training diverged at step 1: .*grad_norm inf"),
-    ],
-)
-def test_wrong_settings_are_refused(tmp_path, policy, pairs, changes, message):
-    with pytest.raises(UserError, match=message) as caught:
-        train(tmp_path / "store", policy, [pairs], **changes)
+def test_a_gradient_that_is_not_finite_is_refused(tmp_path, policy, pairs):
+    with pytest.raises(UserError, match=r"diverged at step 1: .*grad_norm inf") as caught:
+        train(tmp_path / "store", policy, [pairs], design="selm", kappa=1e25)
     assert caught.value.remedy
 
 
@@ -76,14 +68,9 @@ def test_pairs_beyond_the_context_are_refused(tmp_path, pairs):
         train(tmp_path / "store", short, [pairs])
     assert caught.value.remedy == "set train.max_length_tokens=8"
     remedied = {"max_length_tokens": 8, "max_prompt_tokens": 4, "epochs": 1}
-    assert train(tmp_path / "store", short, [pairs], **remedied).summary["steps"] == 4
-
-
-def test_a_policy_without_a_tokenizer_is_refused(tmp_path, policy, pairs):
-    bare = tmp_path / "bare"
-    AutoModelForCausalLM.from_pretrained(policy).save_pretrained(bare)
-    with pytest.raises(UserError, match="tokenizer"):
-        train(tmp_path / "store", bare, [pairs])
+    training = train(tmp_path / "store", short, [pairs], **remedied)
+    assert training.summary["steps"] == 4
+    assert any("cut to 8 tokens" in message for message in training.warnings)
 
 
 def test_a_reference_with_another_tokenizer_is_refused(tmp_path, policy, pairs):
@@ -102,18 +89,9 @@ def test_a_reference_with_another_tokenizer_is_refused(tmp_path, policy, pairs):
             ({"design": design, "target_ratio": 0.1}, "no κ gives a ratio to 0; set train.kappa")
             for design in ("feb", "selm", "vpo", "se_popo")
         ),
-        ({"design": "xpo", "divergence": "hellinger"}, "set divergence to 'reverse_kl'"),
     ],
     ids=str,
 )
 def test_settings_that_exclude_each_other_are_refused(given, said):
     with pytest.raises(ValueError, match=said):
         TrainParams(**given)
-
-
-@pytest.mark.parametrize("given", [{}, {"kappa": 0.5}, {"target_ratio": 0.1}])
-def test_kappa_survives_a_request_and_keeps_its_place_in_the_key(given):
-    params = TrainParams(**given)
-    again = TrainParams.model_validate_json(params.model_dump_json())
-    assert again == params
-    assert again.result_fields()["kappa"] == given.get("kappa", 1.0)

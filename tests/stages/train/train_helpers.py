@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import psutil
+import pytest
+import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -130,6 +132,18 @@ class Trained:
     @property
     def warnings(self):
         return [event["message"] for event in self.events if event.get("level") == "warning"]
+
+
+def assert_same_training(training, expected, tolerance=1e-4, *, curves=()):
+    """Same curves, same names, and the same weights within float tolerance."""
+    assert training.losses == pytest.approx(expected.losses, rel=tolerance, abs=tolerance)
+    for name in curves:
+        curve = [record[name] for record in training.records]
+        assert curve == pytest.approx([record[name] for record in expected.records], rel=1e-2), name
+    weights, others = training.tensors, expected.tensors
+    assert weights.keys() == others.keys()
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight, others[name], rtol=tolerance, atol=tolerance, msg=name)
 
 
 def request_for(
