@@ -1,6 +1,5 @@
 import pytest
 
-from stages.contract.errors import UserError
 from stages.score.math_answers import MathVerify
 from tests.stage_calls import response, score_params
 
@@ -92,6 +91,3 @@ def test_a_missing_reference_gives_no_score(score):
         "the prompt has no reference answer",
         "the reference answer '' cannot be read",
     ]
-    for row, reason in zip(unanswered, ("has no reference", "cannot be read"), strict=True):
-        with pytest.raises(UserError, match=reason):
-            score([row])

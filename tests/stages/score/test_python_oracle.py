@@ -78,16 +78,6 @@ class TestPython:
         with pytest.raises(UserError, match=f"returned score .* for {place}"):
             score(code=code)
 
-    def test_a_mapping_names_the_components_of_the_score(self, score):
-        code = """
-        def score(prompts, responses, references):
-            return [{"score": 1, "warmth": len(response) / 100} for response in responses]
-        """
-        scores, _, _ = score(code=code)
-        for score, row in zip(scores, response_rows(), strict=True):
-            assert score["score"] == 1.0
-            assert dict(score["components"]) == {"warmth": len(row["response"]) / 100}
-
     @pytest.mark.parametrize("character", "\0\r\v\f\x1e\x85\u2028\u2029")
     def test_characters_that_separate_lines_reach_function_and_table(self, score, character):
         word = f"a{character}b"

@@ -29,27 +29,21 @@ def by_hand(path, rows, dtype=torch.float32):
 
 
 class TestRewardModel:
-    @pytest.mark.parametrize("tokens_per_batch", [1, 64, 16384])
-    def test_batched_scores_equal_single_ones(self, score, reward_model, tokens_per_batch):
-        scores, _, _ = score(model=reward_model, dtype="float32", tokens_per_batch=tokens_per_batch)
-        expected = by_hand(reward_model, response_rows())
-        assert len({round(value, 3) for value in expected}) > 5
-        assert [row["score"] for row in scores] == pytest.approx(expected, abs=ROUNDING)
-
-    def test_a_model_without_padding_id_scores_the_same(self, score, tmp_path):
-        # The conversation ends in the id that padding would take first.
-        model = make_tiny_reward_model(
-            tmp_path / "unpadded", pad_token_id=None, chat_template=CHAT_TEMPLATE + "<pad>"
-        )
-        scores, _, _ = score(model=model, dtype="float32")
+    @pytest.mark.parametrize(
+        ("options", "tokens_per_batch"),
+        [
+            *(({}, tokens) for tokens in (1, 64, 16384)),
+            # The conversation ends in the id that padding would take first.
+            ({"pad_token_id": None, "chat_template": CHAT_TEMPLATE + "<pad>"}, 16384),
+            # The template ends a turn with the end token, by which the model pads.
+            ({"pad_token_id": EOS_ID}, 16384),
+        ],
+    )
+    def test_scores_equal_single_ones(self, score, tmp_path, options, tokens_per_batch):
+        model = make_tiny_reward_model(tmp_path / "model", **options)
+        scores, _, _ = score(model=model, dtype="float32", tokens_per_batch=tokens_per_batch)
         expected = by_hand(model, response_rows())
-        assert [row["score"] for row in scores] == pytest.approx(expected, abs=ROUNDING)
-
-    def test_last_token_is_read_though_it_pads(self, score, tmp_path):
-        # The template ends a turn with the end token, by which the model pads.
-        path = make_tiny_reward_model(tmp_path / "padded", pad_token_id=EOS_ID)
-        scores, _, _ = score(model=path, dtype="float32")
-        expected = by_hand(path, response_rows())
+        assert len({round(value, 3) for value in expected}) > 5
         assert [row["score"] for row in scores] == pytest.approx(expected, abs=ROUNDING)
 
     def test_head_of_a_bfloat16_model_computes_in_float32(self, score, reward_model):
@@ -77,11 +71,6 @@ class TestRewardModel:
         ("make", "settings", "message"),
         [
             (make_tiny_reward_model, {"chat_template": None}, "no chat template"),
-            (
-                make_tiny_reward_model,
-                {"chat_template": "{{ bos_token }}" + CHAT_TEMPLATE},
-                "doubled BOS",
-            ),
             (make_tiny_reward_model, {"num_labels": 10}, "has 10 outputs, not one"),
             (make_tiny_llama, {}, r"score\.weight"),
         ],

@@ -61,16 +61,22 @@ def test_scores_are_weighed_and_added(serve, score):
     }
 
 
-def test_a_response_that_one_oracle_cannot_score_has_no_score(score):
+def test_a_response_that_one_oracle_cannot_score_has_no_score(serve, score):
+    server = serve(lambda number, request: tones(request))
     code = """
         def score(prompts, responses, references):
             return [None if "clearly" in text else 1.0 for text in responses]
     """
-    rows = score(code=code, weights={"python": 1, "math_verify": 1}, max_null_share=0.5)
-    assert [row["score"] for row in rows] == [2.0, None, 2.0, 1.0]
+    rows = score(
+        code=code,
+        weights={"python": 1, "http": 1},
+        http={"url": server.url, **SERVER},
+        max_null_share=0.5,
+    )
+    assert [row["score"] for row in rows] == [1.0, None, 1.0, 11.0]
     assert "python: " in rows[1]["error"]
     assert "returned None" in rows[1]["error"]
-    assert dict(rows[1]["components"]) == {"math_verify": 0.0, "math_verify.answered": 1.0}
+    assert dict(rows[1]["components"]) == {"http": 10.0, "http.warmth": 0.5}
 
 
 def test_a_judge_beside_a_function_asks_by_its_own_template(serve, score):
