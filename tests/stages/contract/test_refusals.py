@@ -14,13 +14,12 @@ from stages.contract.digests import digest_of, state_of
 from stages.contract.errors import UserError
 from stages.contract.events import Emitter
 from stages.contract.params import InputSpec, StageParams
-from stages.contract.request import make_request
 from stages.harness import program
 from stages.harness.program import Stage, execute
 from stages.store.base import Store
 from stages.store.locks import FileLease
 from stages.tables.schemas import PROMPTS, write_table
-from tests.stage_calls import file_input
+from tests.stage_calls import file_input, request_for
 from tests.stages.contract.writer_stage import WRITER, WriterParams, compute, request
 
 
@@ -133,9 +132,7 @@ def test_an_input_edited_after_the_request_was_made_is_refused(store, tmp_path, 
     (tmp_path / "model").mkdir()
     (tmp_path / edited).write_text("one\n")
     place = tmp_path / edited.partition("/")[0]
-    request_ = make_request(
-        ReaderParams(), inputs={"code": [file_input(place)]}, seed=0, store=str(store.root)
-    )
+    request_ = request_for(ReaderParams(), {"code": place}, store.root)
     (tmp_path / edited).write_text("two\n")
     stage = Stage(ReaderParams, lambda ctx: None)
     with pytest.raises(UserError, match=re.escape(f"'code': {place} has changed since")):
@@ -155,9 +152,7 @@ def test_a_large_input_is_hashed_where_its_size_or_time_has_changed(
     source = file_input(weights)
     if is_known:
         source = source.model_copy(update={"state": state_of(weights)})
-    request_ = make_request(
-        ReaderParams(), inputs={"code": [source]}, seed=0, store=str(store.root)
-    )
+    request_ = request_for(ReaderParams(), {"code": source}, store.root)
     hashed = []
     monkeypatch.setattr(program, "digest_of", lambda path: hashed.append(path) or digest_of(path))
     stage = Stage(ReaderParams, lambda ctx: None)

@@ -71,19 +71,6 @@ def test_a_record_changed_by_hand_is_refused_with_its_mistake(store, registry):
             registry.find(name)
 
 
-def test_the_history_of_an_alias_has_every_move_and_its_reason(registry):
-    add(registry, "a", "b")
-    registry.set_alias("tiny", "production", 1, reason="passed")
-    registry.set_alias("tiny", "production", 2, reason="passed")
-    registry.set_alias("tiny", "production", 1, reason="worse in use")
-    history = registry.aliases("tiny")["production"]
-    assert [(move.version, move.reason) for move in history] == [
-        (1, "passed"),
-        (2, "passed"),
-        (1, "worse in use"),
-    ]
-
-
 def test_mistakes_name_what_there_is(registry):
     add(registry, "a", "b")
     registry.set_alias("tiny", "production", 1)
