@@ -1,12 +1,9 @@
 """Sampling on GPUs: seeds, log-probabilities against a forward pass on the CPU."""
 
 import pytest
-import torch
 
 from stages.contract.request import Resources
 from stages.generate.params import GenerateParams
-from stages.harness.context import ModelSource
-from stages.modeling.load import load_causal_lm
 from stages.tables.schemas import RESPONSES, read_rows
 from tests.gpu.programs import run_stage
 from tests.stage_calls import request_for, write_prompts
@@ -50,8 +47,7 @@ def tokens_of(rows):
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_logprobs_equal_the_cpu_s(sampled, policy, backend, dtype, temperature):
     rows = sampled("store", backend=backend, dtype=dtype, temperature=temperature, vllm=VLLM)
-    model = load_causal_lm(ModelSource(str(policy)), dtype="float32", device=torch.device("cpu"))
-    assert_logprobs(rows, model, ROUNDING[dtype])
+    assert_logprobs(rows, policy, ROUNDING[dtype])
 
 
 @pytest.mark.parametrize("backend", ["transformers", "vllm"])

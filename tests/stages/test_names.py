@@ -6,15 +6,15 @@ import typing
 import pytest
 
 from experiments.bandit import DIVERGENCE_LABELS, LABELS
+from stages.contract.number_types import NumberType
 from stages.contract.params import ImageName, Settings
-from stages.evaluate.params import EvaluateParams
 from stages.generate.params import BACKENDS, GenerateParams
 from stages.modeling.load import DTYPES
 from stages.objectives.designs import DESIGNS
 from stages.objectives.divergences import DIVERGENCES
 from stages.pair.params import Strategy
 from stages.pair.select import STRATEGIES
-from stages.score.params import ORACLES, ClassifierSettings, ScoreParams
+from stages.score.params import ORACLES, ScoreParams
 from stages.tables.schemas import SCHEMAS
 from stages.train.params import TrainParams
 from tests.flows.loop import ROOT
@@ -43,9 +43,7 @@ def field(model, name):
     [
         (names(ImageName), TARGETS - {"flows"}),
         (KINDS - {"model", "file", "metrics"}, SCHEMAS),
-        (field(GenerateParams, "dtype"), {"auto", *DTYPES}),
-        (field(EvaluateParams, "dtype"), {"auto", *DTYPES}),
-        (field(ClassifierSettings, "dtype"), {"auto", *DTYPES}),
+        (names(NumberType), {"auto", *DTYPES}),
         (names(Strategy), STRATEGIES),
         (field(GenerateParams, "backend"), BACKENDS),
         (field(TrainParams, "divergence"), DIVERGENCES),

@@ -21,12 +21,11 @@ def policy(tmp_path_factory):
 def generate(policy, tmp_path):
     """Runs the stage on texts and returns the rows, the metrics and the events."""
 
-    def run(texts=TEXTS, *, model=None, seed=0, **params):
+    def run(texts=TEXTS, *, model=None, seed=0, store="store", **params):
         prompts = write_prompts(tmp_path / "prompts.parquet", texts)
         inputs = {"policy": model or policy, "prompts": prompts}
-        request = request_for(
-            GenerateParams(**{**PARAMS, **params}), inputs, tmp_path / "store", seed=seed
-        )
+        settings = GenerateParams(**{**PARAMS, **params})
+        request = request_for(settings, inputs, tmp_path / store, seed=seed)
         artifact, events = call_request(STAGE, request)
         rows = list(read_rows(artifact.path / "responses.parquet", RESPONSES))
         return rows, json.loads((artifact.path / "metrics.json").read_text()), events

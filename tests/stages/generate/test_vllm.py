@@ -14,8 +14,6 @@ from stages.contract.errors import EXIT_FAILED, EXIT_USER
 from stages.contract.events import Log, parse_event
 from stages.generate.params import GenerateParams
 from stages.generate.run import STAGE
-from stages.harness.context import ModelSource
-from stages.modeling.load import load_causal_lm
 from stages.store.base import Store
 from stages.tables.schemas import RESPONSES, read_rows
 from tests.programs import ROOT, VLLM_PYTHON
@@ -120,8 +118,7 @@ def attempt(inputs, tmp_path):
 
 
 def test_logprobs_equal_transformers(whole, inputs):
-    model = load_causal_lm(ModelSource(str(inputs["policy"])), dtype="float32")
-    assert_logprobs(whole, model, ROUNDING)
+    assert_logprobs(whole, inputs["policy"], ROUNDING)
 
 
 def test_head_beside_a_tied_config_samples(inputs, tmp_path):
@@ -131,8 +128,7 @@ def test_head_beside_a_tied_config_samples(inputs, tmp_path):
     changed = {**inputs, "policy": odd}
     request = request_for(GenerateParams(**PARAMS), changed, tmp_path / "store", seed=5)
     rows = sample(request, tmp_path / "request.json")
-    model = load_causal_lm(ModelSource(str(odd)), dtype="float32")
-    assert_logprobs(rows, model, ROUNDING)
+    assert_logprobs(rows, odd, ROUNDING)
 
 
 def test_responses_depend_on_no_layout(whole, inputs, tmp_path):

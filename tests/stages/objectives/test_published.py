@@ -40,10 +40,9 @@ def test_baselines_have_one_form(case):
     torch.testing.assert_close(bonus_of(logp, *case, numerics="paper"), bonus_of(logp, *case))
 
 
-def slope(design, divergence, logp, numerics, dtype=torch.float32):
-    _, gradient = bonus_and_gradient(
-        torch.tensor([logp], dtype=dtype), design, divergence, numerics=numerics
-    )
+def slope(design, divergence, logp, numerics):
+    logps = torch.tensor([logp])
+    _, gradient = bonus_and_gradient(logps, design, divergence, numerics=numerics)
     return abs(gradient.item())
 
 

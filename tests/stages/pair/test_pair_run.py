@@ -22,11 +22,12 @@ def scored(question, *scores, **changes):
     ]
 
 
-def pair(store, tables, code=None, **params):
+def pair(store, tables, code=None, *, events=None, seed=0, **params):
     inputs = {"responses": [table[0] for table in tables], "scores": [table[1] for table in tables]}
     if code is not None:
         inputs["code"] = [code]
-    return call(STAGE, PairParams.model_validate(params), inputs, store)
+    settings = PairParams.model_validate(params)
+    return call(STAGE, settings, inputs, store, events=events, seed=seed)
 
 
 def pairs(artifact):
@@ -112,11 +113,8 @@ def test_neither_shards_nor_row_groups_change_the_pairs(store, tmp_path):
 
 def test_prompts_without_a_score_are_warned_of(store, tmp_path):
     rows = [*scored("a", None, 1.0), *scored("b", 0.0, None), *scored("c", 0.0, 1.0)]
-    responses, scores = write_scored(tmp_path, rows)
     events = EventLog()
-    artifact = call(
-        STAGE, PairParams(), {"responses": [responses], "scores": [scores]}, store, events=events
-    )
+    artifact = pair(store, [write_scored(tmp_path, rows)], events=events)
     warnings = [e.message for e in events.events if e.type == "log" and e.level == "warning"]
     assert warnings == ["2 of 6 responses have no score; their 2 prompts make no pair"]
     assert [row["chosen_score"] for row in pairs(artifact)] == [1.0]
@@ -126,12 +124,11 @@ def test_prompts_without_a_score_are_warned_of(store, tmp_path):
 
 def test_the_seed_and_the_prompt_choose_the_other_response(store, tmp_path):
     rows = [row for name in "abcdef" for row in scored(name, *map(float, range(8)))]
-    responses, scores = write_scored(tmp_path, rows)
-    inputs = {"responses": [responses], "scores": [scores]}
+    tables = [write_scored(tmp_path, rows)]
 
     def chosen(seed, count=1):
-        params = PairParams(strategy="best_random", pairs_per_prompt=count)
-        artifact = call(STAGE, params, inputs, store, seed=seed)
+        settings = {"strategy": "best_random", "pairs_per_prompt": count}
+        artifact = pair(store, tables, seed=seed, **settings)
         return [(row["chosen_score"], row["rejected_score"]) for row in pairs(artifact)]
 
     # Written down: pairs that were made before are made again.

@@ -8,11 +8,11 @@ from transformers import AutoTokenizer
 
 from stages.contract.digests import prompt_id
 from stages.contract.errors import UserError
-from stages.contract.request import HubInput, make_request
+from stages.contract.request import HubInput
 from stages.preferences.params import PreferencesParams
 from stages.preferences.run import STAGE
 from tests.local_hub import COMMIT, run_with_hub, serve_dataset
-from tests.stage_calls import call, file_input, metrics, user_turn, write_jsonl, write_prompts
+from tests.stage_calls import call, metrics, request_for, user_turn, write_jsonl, write_prompts
 from tests.stages.pair.test_pair_run import pairs
 from tests.tiny_models import make_tiny_llama
 
@@ -29,11 +29,6 @@ LAYOUTS = {
     "text": {"prompt": ASKED, "chosen": CHOSEN, "rejected": REJECTED},
     "conversational": {"prompt": PROMPT, "chosen": said(CHOSEN), "rejected": said(REJECTED)},
     "implicit": {"chosen": PROMPT + said(CHOSEN), "rejected": PROMPT + said(REJECTED)},
-    "JSON": {
-        "prompt": ASKED,
-        "chosen": json.dumps(said(CHOSEN)),
-        "rejected": json.dumps(said(REJECTED)),
-    },
     "implicit JSON": {
         "chosen": json.dumps(PROMPT + said(CHOSEN)),
         "rejected": json.dumps(PROMPT + said(REJECTED)),
@@ -177,16 +172,9 @@ def test_a_row_that_holds_no_preference_is_named(paired, row, said_of_it):
 def test_a_data_set_of_the_hub_is_read_through_the_real_client(store, tmp_path, policy):
     content = (json.dumps(LAYOUTS["ultrafeedback_binarized"]) + "\n").encode()
     prompts_file = write_prompts(tmp_path / "prompts.parquet", [ASKED])
-    request = make_request(
-        PreferencesParams(),
-        inputs={
-            "data": [HubInput(repo="owner/liked", revision=COMMIT, repo_type="dataset")],
-            "prompts": [file_input(prompts_file)],
-            "policy": [file_input(policy)],
-        },
-        seed=0,
-        store=str(store.root),
-    )
+    data = HubInput(repo="owner/liked", revision=COMMIT, repo_type="dataset")
+    inputs = {"data": data, "prompts": prompts_file, "policy": policy}
+    request = request_for(PreferencesParams(), inputs, store.root)
     with serve_dataset("owner/liked", {"data/train.jsonl": content}) as url:
         done = run_with_hub(url, request, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -7,12 +7,13 @@ import yaml
 
 from stages.contract.errors import EXIT_FAILED, EXIT_USER
 from stages.contract.events import Failure, parse_event
-from stages.contract.request import HubInput, make_request
+from stages.contract.request import HubInput
 from stages.prepare.params import PrepareParams
 from stages.store.base import Store
 from stages.tables.schemas import PROMPTS, read_rows
 from tests.flows.loop import ROOT
 from tests.local_hub import COMMIT, run_with_hub, serve_dataset
+from tests.stage_calls import request_for
 
 REPO = "RLHFlow/ultrafeedback_iter1"
 ROWS = [
@@ -30,18 +31,14 @@ def hub():
 
 def prepare(tmp_path, endpoint, repo, given="train", **params):
     """Runs the stage as a program; gives its exit code, its artifact's folder, its last word."""
-    store = Store.in_folder(str(tmp_path / "store"), create=True)
     source = HubInput(repo=repo, revision=COMMIT, repo_type="dataset")
     settings = {"messages_column": "context_messages", "test_prompts": 3} | params
-    request = make_request(
-        PrepareParams.model_validate(settings),
-        inputs={given: [source]},
-        seed=0,
-        store=str(store.root),
-    )
+    prepare_params = PrepareParams.model_validate(settings)
+    request = request_for(prepare_params, {given: source}, tmp_path / "store")
     ended = run_with_hub(endpoint, request, tmp_path)
     events = [parse_event(line) for line in ended.stdout.splitlines()]
-    return ended.returncode, store.artifact_path("prepare", request.key), events[-1]
+    path = Store.in_folder(request.store).artifact_path("prepare", request.key)
+    return ended.returncode, path, events[-1]
 
 
 def test_the_papers_data_sets_load_by_name(tmp_path, hub):

@@ -48,14 +48,6 @@ def test_a_template_that_opens_with_reasoning_takes_an_argument():
     assert tokenizer.convert_ids_to_tokens(example.response.tolist())[0] == "blue"
 
 
-def test_text_that_spells_control_tokens_is_allowed_by_the_setting(tokenizer):
-    conversation = [CONVERSATION[1], {"role": "assistant", "content": "red </s> blue"}]
-    with pytest.raises(UserError, match="spells control tokens"):
-        make_example(tokenizer, conversation, SftParams())
-    example = make_example(tokenizer, conversation, SftParams(allow_control_tokens=True))
-    assert example.loss_terms == 4
-
-
 def test_a_conversation_that_the_template_refuses_is_named():
     template = "{{ raise_exception('no') if messages[0].role == 'system' else 'one' }}"
     tokenizer = make_tiny_tokenizer(chat_template=template + "{{ messages[-1].content }}")
@@ -112,10 +104,8 @@ def test_conversations_have_one_bos_and_an_end_after_each_answer(word_tokenizer,
         text == "<s><|user|>Is that all?<|assistant|>Yes</s><|user|>Gladly, two towels<|assistant|>"
     )
     ids = loaded(text, add_special_tokens=False)["input_ids"]
-    assert [ids.count(token_id) for token_id in (loaded.bos_token_id, loaded.eos_token_id)] == [
-        1,
-        1,
-    ]
+    assert ids.count(loaded.bos_token_id) == 1
+    assert ids.count(loaded.eos_token_id) == 1
     assert loaded.decode(ids, skip_special_tokens=True) == "Is that all?YesGladly, two towels"
 
 

@@ -4,7 +4,7 @@ import io
 
 import pytest
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, NemotronConfig
+from transformers import NemotronConfig
 
 from stages.contract.errors import UserError
 from stages.contract.events import Emitter
@@ -14,7 +14,7 @@ from stages.sft.params import ArchitectureParams, SftParams
 from stages.sft.run import STAGE
 from tests.stage_calls import request_for, write_jsonl
 from tests.stages.sft.test_sft_run import ARCHITECTURE, ROWS, losses
-from tests.tiny_models import SIZES, make_tiny_tokenizer
+from tests.tiny_models import SIZES, save_tiny_model
 
 pytestmark = pytest.mark.slow
 
@@ -35,8 +35,8 @@ def train(folder, *, processes=1, policy=None, **changes):
     if policy is not None:
         inputs["policy"] = policy
     params = SftParams(architecture=ArchitectureParams(**ARCHITECTURE), **SETTINGS | changes)
-    request = request_for(params, inputs, folder / "store")
-    request = request.model_copy(update={"resources": Resources(processes=processes)})
+    resources = Resources(processes=processes)
+    request = request_for(params, inputs, folder / "store", resources=resources)
     return execute(STAGE, request, Emitter(io.StringIO()))
 
 
@@ -61,11 +61,7 @@ def test_the_loss_curve_in_shards_equals_one_process(tmp_path, plain, settings, 
 
 
 def test_shards_of_a_family_that_cannot_be_packed_are_refused(tmp_path):
-    policy = tmp_path / "policy"
-    tokenizer = make_tiny_tokenizer()
-    config = NemotronConfig(**SIZES | {"vocab_size": len(tokenizer)})
-    AutoModelForCausalLM.from_config(config).save_pretrained(policy)
-    tokenizer.save_pretrained(policy)
+    policy = save_tiny_model(NemotronConfig(**SIZES), tmp_path / "policy")
     with pytest.raises(UserError, match=r"packed into .*/policy.*lose the layout") as error:
         train(tmp_path, policy=policy, deepspeed={"zero_stage": 3})
     assert error.value.remedy == "set sft.row_layout=padded"
