@@ -113,4 +113,5 @@ def _show(standing: Standing) -> None:
         password = Path(standing.password_file).read_text()
         console.print(f"password       {password}", markup=False, soft_wrap=True)
     console.print(f"store          {standing.store}", markup=False)
-    console.print(f"to have `geb run` report there: {standing.exports}", soft_wrap=True)
+    exports = f"to have `geb run` report there: {standing.exports}"
+    console.print(exports, markup=False, soft_wrap=True)

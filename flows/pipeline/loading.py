@@ -130,15 +130,15 @@ def check_config(values: Sections, origin: str, *, strict: bool = True) -> RunCo
         json.dumps(values, allow_nan=False, default=str)
         problems = []
     except ValidationError as error:
-        problems = [_explain(problem) for problem in error.errors()]
+        # A hint for each of thousands would take minutes.
+        problems = [_explain(problem) for problem in error.errors()[:_SHOWN_PROBLEMS]]
+        if error.error_count() > _SHOWN_PROBLEMS:
+            problems.append(f"and {error.error_count() - _SHOWN_PROBLEMS} more")
     except ValueError as error:
         problems = [f"configuration: {error}"]
     if problems:
-        shown = problems[:_SHOWN_PROBLEMS]
-        if len(problems) > len(shown):
-            shown.append(f"and {len(problems) - len(shown)} more")
         raise UserError(
-            f"{origin} is not a valid configuration:\n  " + "\n  ".join(shown),
+            f"{origin} is not a valid configuration:\n  " + "\n  ".join(problems),
             "correct these settings; `geb fields` lists all of them with their meaning",
         )
     # In full: the next command may be called elsewhere.

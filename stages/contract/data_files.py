@@ -45,14 +45,14 @@ def read_data_file(path: Path, columns: Sequence[str] = ()) -> Iterator[Row]:
 
 
 def count_rows(path: Path) -> int:
-    """Rows of a Parquet or JSON file, or lines of another; UserError if a Parquet file is none."""
+    """Rows of a data file; UserError if a Parquet file is none."""
     if path.suffix == ".parquet":
         with open_parquet(path) as file:
             return int(file.metadata.num_rows)
     if path.suffix == ".json":
         return sum(1 for _ in _read_json(path))
     with path.open("rb") as lines:
-        return sum(1 for _ in lines)
+        return sum(bool(line.strip()) for line in lines)
 
 
 def files_of_folder(folder: Path) -> list[Path]:

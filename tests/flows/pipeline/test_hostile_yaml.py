@@ -36,7 +36,7 @@ _BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("inputs: {prompts: ''}\n", ["inputs.prompts"]),
         ("store: ' '\n", ["' ' does not name a store"]),
         ('store: "a\\0b"\n', ["has a NUL"]),
-        ("".join(f"x{number}: 1\n" for number in range(300)), ["x0: no such", "and 280 more"]),
+        ("".join(f"x{number}: 1\n" for number in range(3000)), ["x0: no such", "and 2980 more"]),
         ("1: 2\n", ["1: "]),
     ],
     ids=lambda value: None if isinstance(value, list) else str(value)[:30],

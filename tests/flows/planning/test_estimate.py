@@ -311,7 +311,7 @@ def test_rows_of_a_json_array_and_of_a_folder_count(tmp_path):
         (tmp_path / name).mkdir()
     for name, text in {
         "one/a.jsonl": lines,
-        "one/b.jsonl": lines,
+        "one/b.jsonl": lines.replace("\n", "\n\n"),
         "one/notes.json": "{}",
         "one/.hidden.jsonl": lines,
         "flat.json": json.dumps(rows),
