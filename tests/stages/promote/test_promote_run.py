@@ -1,6 +1,7 @@
 import json
 import random
 import shutil
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -14,13 +15,10 @@ from tests.stage_calls import EventLog, call, checkpoint_artifact
 METRICS = {"win_rate": 0.6, "mean_reward": 1.5, "truncated_share": 0.1}
 
 
-def evaluated(tmp_path, name="metrics.json", **changes):
-    path = tmp_path / name
-    path.write_text(json.dumps(METRICS | changes))
-    return path
-
-
-def promote(store, trained, metrics, *, events=None, run="nightly", iteration=1, **params):
+def promote(store, trained, figures=METRICS, *, events=None, run="nightly", iteration=1, **params):
+    """Promotes a checkpoint whose metrics are METRICS and these figures."""
+    metrics = store.root.parent / f"{uuid.uuid4().hex}.json"
+    metrics.write_text(json.dumps(METRICS | figures))
     settings = {"model_name": "tiny", "better_than_base_confidence": None, "iteration": iteration}
     return call(
         STAGE,
@@ -33,10 +31,10 @@ def promote(store, trained, metrics, *, events=None, run="nightly", iteration=1,
     )
 
 
-def test_a_checkpoint_that_passes_becomes_production(store, tmp_path):
+def test_a_checkpoint_that_passes_becomes_production(store):
     trained = checkpoint_artifact(store, "one")
     events = EventLog()
-    artifact = promote(store, trained, evaluated(tmp_path), min_win_rate=0.6, events=events)
+    artifact = promote(store, trained, min_win_rate=0.6, events=events)
     registry = ModelRegistry(store)
     assert registry.aliases("tiny")["production"][-1].reason == (
         "passed all gates (nightly, iteration-1/promote)"
@@ -58,13 +56,11 @@ def decision(artifact):
     return artifact.read_json("decision.json")
 
 
-def test_a_checkpoint_that_fails_is_registered_and_the_alias_stays(store, tmp_path):
-    promote(store, checkpoint_artifact(store, "one"), evaluated(tmp_path))
+def test_a_checkpoint_that_fails_is_registered_and_the_alias_stays(store):
+    promote(store, checkpoint_artifact(store, "one"))
     events = EventLog()
-    worse = evaluated(tmp_path, "worse.json", win_rate=0.2)
-    artifact = promote(
-        store, checkpoint_artifact(store, "two"), worse, events=events, min_win_rate=0.5
-    )
+    worse = checkpoint_artifact(store, "two")
+    artifact = promote(store, worse, {"win_rate": 0.2}, events=events, min_win_rate=0.5)
     registry = ModelRegistry(store)
     assert registry.find("tiny@production").version == 1
     assert registry.find("tiny@latest").version == 2
@@ -75,28 +71,26 @@ def test_a_checkpoint_that_fails_is_registered_and_the_alias_stays(store, tmp_pa
     ]
 
 
-def test_an_older_iteration_does_not_take_the_alias_from_a_newer_one(store, tmp_path):
-    metrics = evaluated(tmp_path)
-    promote(store, checkpoint_artifact(store, "two"), metrics, iteration=10)
+def test_an_older_iteration_does_not_take_the_alias_from_a_newer_one(store):
+    promote(store, checkpoint_artifact(store, "two"), iteration=10)
     events = EventLog()
     older = checkpoint_artifact(store, "one")
-    stayed = promote(store, older, metrics, events=events, iteration=9)
+    stayed = promote(store, older, events=events, iteration=9)
     assert ModelRegistry(store).find("tiny@production").version == 1
     assert decision(stayed)["aliases"] == []
     assert "tiny@production stays version 1: iteration-10/promote of the same run" in "".join(
         event.message for event in events.events if event.type == "log"
     )
     other_run = checkpoint_artifact(store, "three")
-    promote(store, other_run, metrics, run="weekly")
+    promote(store, other_run, run="weekly")
     assert ModelRegistry(store).find("tiny@production").version == 3
 
 
-def test_figures_of_another_oracle_are_not_compared(store, tmp_path):
+def test_figures_of_another_oracle_are_not_compared(store):
     first = checkpoint_artifact(store, "one")
-    good = evaluated(tmp_path, mean_reward=0.9)
-    promote(store, first, good, measured_by="an oracle")
+    promote(store, first, {"mean_reward": 0.9}, measured_by="an oracle")
     better = checkpoint_artifact(store, "two")
-    inflated = evaluated(tmp_path, "inflated.json", mean_reward=70.0)
+    inflated = {"mean_reward": 70.0}
     refused = promote(store, better, inflated, run="weekly", measured_by="another")
     registry = ModelRegistry(store)
     assert registry.find("tiny@production").version == 1
@@ -105,8 +99,7 @@ def test_figures_of_another_oracle_are_not_compared(store, tmp_path):
     assert "`geb evaluate CONFIG tiny:2 --base tiny:1`" in gate["reason"]
     assert "`geb promote tiny:2`" in gate["reason"]
     # The other oracle measures what the alias holds: now the two can be compared.
-    old = evaluated(tmp_path, "old.json", mean_reward=60.0)
-    again = promote(store, first, old, run="weekly", measured_by="another")
+    again = promote(store, first, {"mean_reward": 60.0}, run="weekly", measured_by="another")
     assert registry.find("tiny@production").version == 1
     assert decision(again)["aliases"] == ["production"], "it held this checkpoint before"
     versions = registry.versions("tiny")
@@ -118,40 +111,39 @@ def test_figures_of_another_oracle_are_not_compared(store, tmp_path):
     assert registry.find("tiny@production").version == 3
 
 
-def test_a_rollback_outlasts_an_evaluation_by_other_settings(store, tmp_path):
+def test_a_rollback_outlasts_an_evaluation_by_other_settings(store):
     checkpoints = [checkpoint_artifact(store, name) for name in ("one", "two")]
     for measured_by in ("an oracle", "another"):
         for reward, trained in enumerate(checkpoints):
-            metrics = evaluated(tmp_path, f"{measured_by}-{reward}.json", mean_reward=reward)
-            promote(store, trained, metrics, run=trained.path.name, measured_by=measured_by)
+            figures = {"mean_reward": reward}
+            promote(store, trained, figures, run=trained.path.name, measured_by=measured_by)
         ModelRegistry(store).set_alias("tiny", "production", 1)
     assert len(ModelRegistry(store).versions("tiny")) == 2
     history = ModelRegistry(store).aliases("tiny")["production"]
     assert [move.version for move in history] == [1, 2, 1]
 
 
-def test_the_gate_compares_with_the_alias_not_the_last_version(store, tmp_path):
+def test_the_gate_compares_with_the_alias_not_the_last_version(store):
     for number, (reward, holder) in enumerate([(0.9, 1), (0.6, 1), (0.65, 1), (0.95, 4)], 1):
         trained = checkpoint_artifact(store, f"number {number}")
-        metrics = evaluated(tmp_path, f"{number}.json", mean_reward=reward)
-        promoted = promote(store, trained, metrics, run=f"night-{number}")
+        promoted = promote(store, trained, {"mean_reward": reward}, run=f"night-{number}")
         assert ModelRegistry(store).find("tiny@production").version == holder, reward
         limits = [gate["limit"] for gate in decision(promoted)["gates"]]
         assert limits == ([] if number == 1 else [0.9])
     # Rolled back: what the alias holds now is older than the best.
     ModelRegistry(store).set_alias("tiny", "production", 1)
-    metrics = evaluated(tmp_path, "5.json", mean_reward=0.92)
-    promote(store, checkpoint_artifact(store, "number 5"), metrics, run="night-5")
+    fifth = checkpoint_artifact(store, "number 5")
+    promote(store, fifth, {"mean_reward": 0.92}, run="night-5")
     assert ModelRegistry(store).find("tiny@production").version == 5
 
 
-def test_running_again_after_a_crash_changes_nothing(store, tmp_path):
-    trained, metrics = checkpoint_artifact(store, "one"), evaluated(tmp_path)
-    first = promote(store, trained, metrics)
+def test_running_again_after_a_crash_changes_nothing(store):
+    trained = checkpoint_artifact(store, "one")
+    first = promote(store, trained)
     before = ModelRegistry(store).aliases("tiny")["production"]
     # The registry was written, the artifact was not published.
     shutil.rmtree(first.path)
-    again = promote(store, trained, metrics)
+    again = promote(store, trained)
     registry = ModelRegistry(store)
     assert registry.aliases("tiny")["production"] == before
     assert [version.version for version in registry.versions("tiny")] == [1]
@@ -159,36 +151,29 @@ def test_running_again_after_a_crash_changes_nothing(store, tmp_path):
 
 
 @pytest.mark.parametrize("change", ["newer promotion", "rollback"])
-def test_a_promotion_computed_again_moves_no_alias(store, tmp_path, change):
-    first = evaluated(tmp_path, "first.json", mean_reward=1.0)
-    promote(store, checkpoint_artifact(store, "first"), first, run="zeroth")
-    trained = checkpoint_artifact(store, "second")
-    metrics = evaluated(tmp_path, "second.json", mean_reward=2.0)
-    artifact = promote(store, trained, metrics)
+def test_a_promotion_computed_again_moves_no_alias(store, change):
+    first, trained, better = (checkpoint_artifact(store, name) for name in "abc")
+    promote(store, first, {"mean_reward": 1.0}, run="zeroth")
+    artifact = promote(store, trained, {"mean_reward": 2.0})
     registry = ModelRegistry(store)
     if change == "rollback":
         registry.set_alias("tiny", "production", 1)
     else:
-        better = evaluated(tmp_path, "third.json", mean_reward=3.0)
-        promote(store, checkpoint_artifact(store, "third"), better, run="weekly")
+        promote(store, better, {"mean_reward": 3.0}, run="weekly")
     before = registry.aliases("tiny")["production"]
     # A damaged artifact is set aside, and its step runs again.
     shutil.rmtree(artifact.path)
     events = EventLog()
-    again = promote(store, trained, metrics, events=events)
+    again = promote(store, trained, {"mean_reward": 2.0}, events=events)
     assert registry.aliases("tiny")["production"] == before
     assert again.manifest.digest() == artifact.manifest.digest()
     messages = [event.message for event in events.events if event.type == "log"]
     assert any(f"stays version {before[-1].version}" in message for message in messages)
 
 
-def test_concurrent_and_repeated_promotions_keep_the_newest(store, tmp_path):
+def test_concurrent_and_repeated_promotions_keep_the_newest(store):
     rewards = {f"model {number}": number / 10 for number in (3, 1, 4, 1, 5, 9, 2, 6)}
     trained = {name: checkpoint_artifact(store, name) for name in rewards}
-    metrics = {
-        name: evaluated(tmp_path, f"{name}.json", mean_reward=reward)
-        for name, reward in rewards.items()
-    }
 
     def write(writer):
         names = list(rewards)
@@ -199,7 +184,7 @@ def test_concurrent_and_repeated_promotions_keep_the_newest(store, tmp_path):
                 promote(
                     store,
                     trained[name],
-                    metrics[name],
+                    {"mean_reward": rewards[name]},
                     run=f"writer-{writer}",
                     max_regression=1e-9 * (2 * writer + repetition),
                 )

@@ -9,7 +9,7 @@ from transformers import TrainingArguments
 from stages.contract.events import Emitter
 from stages.harness.context import ModelSource
 from stages.train.params import TrainParams
-from stages.training.batches import ROWS, Batch, Example, Plan
+from stages.training.batches import Batch, Example, Plan
 from stages.training.engine import Engine, Process
 from stages.training.loop import Objective, TrainingLoop
 from stages.training.policy import Numerics, load_logprob_model
@@ -32,13 +32,13 @@ def engine_of(params, num_examples, folder, said=None):
     plan = Plan(examples, params, global_batch=1, world_size=1, seed=0)
     process = Process(0, 0, 1, Emitter(said or io.StringIO()), lambda: False)
     model = load_logprob_model(ModelSource(str(make_tiny_llama(folder))), params, numerics)
-    return Engine(model, plan, numerics, process), ROWS["packed"](examples[:1])
+    return Engine(model, plan, numerics, process), plan, process
 
 
 @pytest.mark.parametrize(("ratio", "steps"), [(0.03, 2), (0.03, 34), (0.1, 30), (0.25, 16), (0, 3)])
 def test_the_warm_up_has_as_many_steps_as_transformers_gives_it(ratio, steps, tmp_path):
     params = TrainParams(epochs=1, warmup_ratio=ratio, lr_schedule="linear", learning_rate=1.0)
-    engine, _ = engine_of(params, steps, tmp_path)
+    engine, *_ = engine_of(params, steps, tmp_path)
     rates = [engine.learning_rate(step) for step in range(steps)]
     expected = TrainingArguments(tmp_path, warmup_steps=ratio).get_warmup_steps(steps)
     assert rates.index(max(rates)) == expected
@@ -54,7 +54,8 @@ def test_a_training_whose_only_step_learns_nothing_says_so(steps, ratio, is_told
 
 
 def test_steps_are_adamw_s_with_clipped_gradients(tmp_path):
-    engine, rows = engine_of(PARAMS, 1, tmp_path)
+    engine, plan, _ = engine_of(PARAMS, 1, tmp_path)
+    rows = engine.rows(plan.samples)
     weights = dict(engine.model.named_parameters())
     expected = {name: weight.detach().double() for name, weight in weights.items()}
     moments = {name: (torch.zeros_like(weight),) * 2 for name, weight in expected.items()}
@@ -92,13 +93,9 @@ class Diverging(Objective):
 
 
 def test_a_sample_without_weight_adds_nothing(tmp_path):
-    engine, _ = engine_of(PARAMS, 1, tmp_path)
-    ids = torch.arange(3, 11, dtype=torch.int32).numpy()
-    samples = [Example(ids[:3], ids[3:])]
-    plan = Plan(samples, PARAMS, global_batch=1, world_size=1, seed=0)
-    process = Process(0, 0, 1, Emitter(io.StringIO()), lambda: False)
+    engine, plan, process = engine_of(PARAMS, 1, tmp_path)
     loop = TrainingLoop(engine, Diverging(engine), plan, process, None, None)
-    loss, sums = loop.micro_step(Batch(samples, 0.0), last=True)
+    loss, sums = loop.micro_step(Batch(plan.samples, 0.0), last=True)
     assert loss == 0
     assert sums.tolist() == [0]
     for weight in engine.model.parameters():
