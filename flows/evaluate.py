@@ -1,12 +1,10 @@
 """The flow `evaluate`: two models compared on held-out prompts, generate → score → evaluate."""
 
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from flows.execution.observer import Session
 from flows.execution.prefect_tasks import step_tasks
-from flows.execution.run_record import RunRecord
 from flows.execution.stage_flow import stage_flow
 from flows.execution.step_executor import StepExecutor
 from flows.execution.trial import try_own_code
@@ -38,10 +36,12 @@ from flows.report.table import (
 )
 from flows.runners.choose import check_host, check_place
 from stages.contract.errors import UserError
-from stages.contract.request import ArtifactInput
+from stages.contract.request import ArtifactInput, Input
 from stages.store.base import Store
 from stages.store.opening import open_store
-from stages.store.registry import ModelRegistry
+
+# The inputs that lead from a checkpoint to its training's split of the prompts.
+_TRAINED_ON = ("pairs", "responses", "prompts")
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,7 @@ def resolve_comparison(config: RunConfig, models: ComparedModels) -> ResolvedRun
     is_registered = isinstance(policy, ArtifactInput)
     prompts: Source
     if is_registered and models.suite is None and not external["test_prompts"]:
-        store = open_store(config.store)
-        prompts = _held_out(store, ModelRegistry(store).find(models.policy).run)
+        prompts = _held_out(open_store(config.store), models.policy, policy)
     else:
         prompts = steps.prepare().at("test.parquet")
     base_samples = sample_and_score(steps, "base", sampling, base, prompts)
@@ -166,17 +165,23 @@ def compare_models(run: ResolvedRun, models: ComparedModels, session: Session) -
     return comparison
 
 
-def _held_out(store: Store, run: str) -> ArtifactInput:
-    """The prompts that a run held out; UserError if they are not in the store.
+def _held_out(store: Store, model: str, checkpoint: Input) -> ArtifactInput:
+    """The prompts that a model's training held out; UserError if they are not in the store.
 
-    A new split might hold out prompts that the run's models were trained on.
+    Another split, such as one of the run's later start, might hold out prompts that the model was
+    trained on.
     """
-    with suppress(UserError):
-        step = RunRecord.existing(store, run).step("prepare")
-        prepared = store.load("prepare", step.key, "test.parquet") if step and step.key else None
-        if prepared is not None:
-            return prepared.ref("test.parquet")
+    sources = [checkpoint]
+    while sources:
+        source = sources.pop()
+        if isinstance(source, ArtifactInput):
+            artifact = store.load(source.stage, source.key, "test.parquet")
+            if artifact and source.stage == "prepare":
+                return artifact.ref("test.parquet")
+            inputs = artifact.manifest.inputs if artifact else {}
+            for name in _TRAINED_ON:
+                sources += inputs.get(name, ())
     raise UserError(
-        f"the prompts that run {run!r} held out are not in {store.location}",
+        f"the prompts that the training of {model} held out are not in {store.location}",
         "set inputs.test_prompts, or name a suite",
     )

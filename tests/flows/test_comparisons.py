@@ -11,6 +11,11 @@ from statistics import fmean
 import pyarrow.parquet as pq
 import pytest
 
+from flows.evaluate import resolve_comparison
+from flows.execution.run_record import RunRecord
+from flows.pipeline.inputs import ComparedModels
+from flows.pipeline.loading import load_config
+from stages.store.opening import open_store
 from tests.flows.loop import (
     ROOT,
     geb,
@@ -21,6 +26,7 @@ from tests.flows.loop import (
     wait_for_line,
     write_config,
 )
+from tests.flows.records import recorded
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +85,20 @@ def test_figures_of_policy_and_base_are_their_own(trained):
         assert done["figures"][model]["mean_response_tokens"]["value"] == pytest.approx(mean)
 
 
+def test_held_out_prompts_are_from_the_training_of_the_checkpoint(trained):
+    record = RunRecord(open_store(str(trained.parent / "store")), "small")
+    first = record.step("prepare")
+    # The run's name again with another seed: its split holds out other prompts.
+    recorded(record, "prepare", stage="prepare", key="0" * 64)
+    try:
+        models = ComparedModels("small:1", "small:1")
+        run = resolve_comparison(load_config(trained, []), models)
+    finally:
+        record.save_step(first)
+    [prompts] = run.steps[0].inputs["prompts"]
+    assert prompts.key == first.key
+
+
 def test_a_model_is_not_compared_without_its_held_out_prompts(trained, tmp_path):
     prepared = trained.parent / "store/artifacts/prepare"
     moved = prepared.rename(tmp_path / "prepare")
@@ -86,7 +106,7 @@ def test_a_model_is_not_compared_without_its_held_out_prompts(trained, tmp_path)
         refused = geb_refused("evaluate", trained, "small:1", "--base", "small:1")
     finally:
         moved.rename(prepared)
-    assert "the prompts that run 'small' held out" in refused
+    assert "the prompts that the training of small:1 held out" in refused
     assert "inputs.test_prompts" in refused
 
 
