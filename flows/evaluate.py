@@ -150,8 +150,9 @@ def compare_models(run: ResolvedRun, models: ComparedModels, session: Session) -
     """
     config = run.config
     check_environment(config)
-    check_host(config)
-    check_place(config)
+    stages = {step.stage for step in run.steps}
+    check_host(config, stages)
+    check_place(config, stages)
     try_own_code(config, {"score"})
     with step_tasks(StepExecutor(config, session.observers), session) as tasks:
         for step in run.steps:

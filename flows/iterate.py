@@ -82,8 +82,9 @@ def run_as_flow(run: ResolvedRun, session: Session) -> RunResult:
 def _checked_run(run: ResolvedRun, session: Session) -> RunResult | State[Any]:
     config = run.config
     try_own_code(config)
-    check_host(config)
-    check_place(config)
+    stages = {step.stage for step in run.steps}
+    check_host(config, stages)
+    check_place(config, stages)
     return run_steps(run, session)
 
 

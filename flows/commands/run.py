@@ -101,9 +101,10 @@ def _run(
     dry_run: bool = False,
 ) -> None:
     resolved = resolve_run(config, from_step)
-    check_place(config)
+    config = resolved.config
     lines = planned(resolved)
     to_run = {line.stage for line in lines if line.action != "reuse"}
+    check_place(config, to_run)
     try_own_code(config, to_run)
     record = RunRecord(open_store(config.store), config.name)
     if not dry_run and not to_run and _is_finished(record, config):
@@ -119,13 +120,14 @@ def _run(
         _show_plan(lines, expected, cost, as_json)
         # Another host may be the one to run it.
         try:
-            check_host(config)
+            check_host(config, to_run)
         except UserError as error:
             warnings.append(f"a run here would be refused: {error.message}")
     # On stderr: stdout may be for a document.
     for warning in warnings:
         messages().print(f"[bold yellow]warning[/] {escape(warning)}")
     if not dry_run:
+        check_host(config, to_run)
         _execute(resolved, lines, cost, as_json)
 
 
@@ -136,7 +138,6 @@ def _is_finished(record: RunRecord, config: RunConfig) -> bool:
 
 def _execute(resolved: ResolvedRun, lines: list[PlannedStep], cost: str, as_json: bool) -> None:
     config = resolved.config
-    check_host(config)
     num_reused = sum(line.action == "reuse" for line in lines)
     shown = watched(as_json)
     shown.print(

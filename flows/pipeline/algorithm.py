@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from flows.pipeline.config import RunConfig
 from flows.pipeline.external import Externals, unread
-from flows.pipeline.inputs import every_input, resolve_inputs
+from flows.pipeline.inputs import at_commits, every_input, resolve_inputs
 from flows.pipeline.preflight import check_run
 from flows.pipeline.step import Output, Source, Step, step_name, suite_step_name
 from flows.pipeline.steps import Samples, Sampling, Steps
@@ -38,7 +38,7 @@ def resolve_run(config: RunConfig, from_step: str | None = None) -> ResolvedRun:
     steps = _steps(config, inputs)
     if from_step is not None and from_step not in (step.name for step in steps):
         raise UserError(f"the run has no step {from_step!r}", "`geb plan CONFIG` lists its steps")
-    return ResolvedRun(config, steps, from_step)
+    return ResolvedRun(at_commits(config), steps, from_step)
 
 
 def unread_steps(config: RunConfig) -> list[Step]:

@@ -8,7 +8,7 @@ from flows.pipeline.config import Inputs, RunConfig
 from flows.pipeline.external import Externals, RepoType, resolve
 from stages.contract.digests import sha256_of
 from stages.contract.errors import UserError
-from stages.contract.request import Input
+from stages.contract.request import HubInput, Input
 from stages.store.base import Store
 from stages.store.opening import open_store
 from stages.store.registry import ModelRegistry
@@ -47,10 +47,29 @@ def _inputs_of(inputs: Inputs, find: Find) -> Externals:
     named: dict[str, Any] = {"policy": None} | dict(inputs)
     external = {}
     for name, location in named.items():
-        repo_type: RepoType = "model" if name in ("policy", "oracle_model") else "dataset"
         locations = [location] if isinstance(location, str) else location or ()
-        external[name] = [find(place, repo_type) for place in locations]
+        external[name] = [find(place, _repo_type(name)) for place in locations]
     return external
+
+
+def _repo_type(name: str) -> RepoType:
+    return "model" if name in ("policy", "oracle_model") else "dataset"
+
+
+def at_commits(config: RunConfig) -> RunConfig:
+    """The configuration with a commit for each hub id: a resumed run has the same weights."""
+    values = config.to_values()
+    for section in (values["inputs"], *values["suites"].values()):
+        for name in Inputs.model_fields.keys() & section:
+            section[name] = _at_commit(section[name], _repo_type(name))
+    return RunConfig.model_validate(values)
+
+
+def _at_commit(place: Any, repo_type: RepoType) -> Any:
+    if isinstance(place, list):
+        return [_at_commit(one, repo_type) for one in place]
+    source = place and resolve(place, repo_type)
+    return f"{source.repo}@{source.revision}" if isinstance(source, HubInput) else place
 
 
 def resolve_inputs(config: RunConfig) -> dict[str, Externals]:

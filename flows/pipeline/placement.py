@@ -164,7 +164,9 @@ class SlurmJobSettings(Settings):
 
     partition: str | None = None
     """Partition; unset takes the cluster's default."""
-    time_limit: str | None = Field(None, pattern=r"^(\d+-)?\d+(:\d+){0,2}$")
+    time_limit: str | None = Field(
+        None, pattern=r"^(\d+-)?\d+(:\d+){0,2}$", coerce_numbers_to_str=True
+    )
     """Wall-clock limit of a job as Slurm writes it (`90`, `4:00:00`, `2-0`); a stage that comes
     near it saves, ends, and goes on in another job."""
     sbatch_options: tuple[str, ...] = ()

@@ -170,20 +170,23 @@ def _files(sources: Sequence[Input]) -> list[Path]:
 
 
 def _check_context(config: RunConfig, external: Externals) -> None:
-    """Refuses responses that no prompt leaves room for in the policy's context."""
+    """Refuses responses that no prompt leaves room for in the context."""
     context = None
     if config.inputs.policy is None:
         context = config.sft.architecture.max_position_embeddings
     for folder in _local(external["policy"]):
         context = read_settings(folder / "config.json").get("max_position_embeddings")
+    context = config.generate.max_length_tokens or context
     # With preferences nothing is sampled for training.
-    sampled = ("evaluation",) if config.inputs.preferences else ("generate", "evaluation")
-    for section in sampled:
-        longest = getattr(config, section).max_new_tokens
-        if isinstance(context, int) and longest >= context:
+    longest = {} if config.inputs.preferences else {"generate": config.generate.max_new_tokens}
+    for suite, part in config.parts().items():
+        section = f"suites.{suite}.evaluation" if suite else "evaluation"
+        longest[section] = part.evaluation.max_new_tokens
+    for section, tokens in longest.items():
+        if isinstance(context, int) and tokens >= context:
             setting = f"{section}.max_new_tokens"
             raise UserError(
-                f"{setting} is {longest}, and the policy's context has {context} tokens",
+                f"{setting} is {tokens}, and the context has {context} tokens",
                 f"lower {setting}",
             )
 

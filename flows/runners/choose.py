@@ -1,5 +1,6 @@
 """The runner of a run, and the check whether its place would take the run's stages."""
 
+from collections.abc import Collection
 from importlib.metadata import entry_points
 from pkgutil import resolve_name
 
@@ -12,23 +13,24 @@ from flows.runners.slurm.submission import check_jobs
 from stages.contract.errors import UserError
 
 
-def check_place(config: RunConfig) -> None:
-    """Checks, as far as that is known before a run, whether its stages can be started.
+def check_place(config: RunConfig, stages: Collection[str]) -> None:
+    """Checks, as far as that is known before a run, whether its ``stages`` can be started.
 
     Raises:
         UserError: A setting is one that the place will never serve.
         StageFailedError: The place does not answer.
     """
+    resources = {name: limits for name, limits in config.resources if name in stages}
     if config.execution.runner == "slurm":
-        check_jobs(config.execution, config.resources)
+        check_jobs(config.execution, resources)
     if config.execution.runner == "kubernetes":
         from flows.runners.kubernetes.place import check_pods
 
-        check_pods(config.execution, config.resources, config.store)
+        check_pods(config.execution, resources, config.store)
 
 
-def check_host(config: RunConfig) -> None:
-    """Refuses a run whose stages this host cannot take.
+def check_host(config: RunConfig, stages: Collection[str]) -> None:
+    """Refuses a run whose ``stages`` this host cannot take.
 
     Raises:
         UserError: Stages ask for more GPUs than it has, or its Docker engine does not answer.
@@ -42,7 +44,7 @@ def check_host(config: RunConfig) -> None:
         except PlaceAwayError as error:
             remedy = "start it, allow this user to use its socket, or set DOCKER_HOST"
             raise UserError(str(error), remedy) from error
-    most = max(limits.gpus for _, limits in config.resources)
+    most = max((limits.gpus for name, limits in config.resources if name in stages), default=0)
     if most and runner == "process":
         require_gpus(most, gpus_of_this_host())
 

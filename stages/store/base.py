@@ -141,13 +141,14 @@ class Store:
         return self.root / "work" / stage / key
 
     def work_files(self, stage: str, key: str) -> frozenset[str]:
-        """Names of what attempts at a key have saved so far: checkpoints, finished chunks.
+        """Names and sizes of what attempts at a key have saved so far: checkpoints, chunks.
 
-        An attempt that got further than the one before has saved something under a new name.
-        Names of what is being written begin with a dot.
+        An attempt that got further than the one before has saved a new file, or more in one. Names
+        of what is being written begin with a dot.
         """
         work = self.work_path(stage, key)
-        names = (path.relative_to(work).as_posix() for path in work.rglob("*"))
+        files = (path for path in work.rglob("*") if path.is_file())
+        names = (f"{path.relative_to(work)} {path.stat().st_size}" for path in files)
         return frozenset(name for name in names if "/." not in f"/{name}")
 
     def log_path(self, stage: str, key: str) -> Path:

@@ -57,5 +57,5 @@ def test_a_manifest_has_the_digest_of_its_image(launcher, store, engine):
 def test_without_an_engine_it_says_so(monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
     with pytest.raises(UserError, match="no Docker engine answers") as caught:
-        check_host(RunConfig(execution=Execution(runner="docker")))
+        check_host(RunConfig(execution=Execution(runner="docker")), {"train"})
     assert "DOCKER_HOST" in caught.value.remedy

@@ -7,10 +7,10 @@ orchestrator that wants the key takes over pods that still run.
 
 import contextlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flows.pipeline.config import StageResources
 from flows.pipeline.placement import Execution, KubernetesSettings
 from flows.runners.command_lines import preflight_request
 from flows.runners.kubernetes.attempt import PodAttempt
@@ -25,6 +25,7 @@ from flows.runners.place import (
     work_name,
 )
 from stages.contract.errors import StageFailedError, UserError
+from stages.contract.request import Resources
 from stages.store.opening import local_folder, open_store
 
 
@@ -112,8 +113,8 @@ def user_of(settings: KubernetesSettings) -> tuple[int, int]:
     return os.geteuid(), os.getegid()
 
 
-def check_pods(execution: Execution, resources: StageResources, store: str) -> None:
-    """Checks the pods of all stages by dry runs of the API server: none is made.
+def check_pods(execution: Execution, resources: Mapping[str, Resources], store: str) -> None:
+    """Checks pods of stages, with ``resources`` by their names, by dry runs: none is made.
 
     Raises:
         UserError: The cluster would refuse a pod, or a right is missing.
@@ -124,7 +125,7 @@ def check_pods(execution: Execution, resources: StageResources, store: str) -> N
     path = f"{store if execution.stages_fetch(store) else folder}/logs/any/key/request.json"
     user = user_of(execution.kubernetes)
     with explain_api_errors(cluster):
-        for stage, limits in resources:
+        for stage, limits in resources.items():
             request = preflight_request(stage, limits, folder)
             group = PodGroup(request, execution, "geb-preflight", user, path, folder, owner="")
             # A quota, and an API server that answers 5xx, may let it pass later.

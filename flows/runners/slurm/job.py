@@ -37,7 +37,7 @@ def submit_options(request: Request, execution: Execution) -> list[str]:
         "--no-requeue",
         f"--nodes={resources.nodes}",
         "--ntasks-per-node=1",
-        f"--cpus-per-task={math.ceil(resources.cpus or resources.processes)}",
+        f"--cpus-per-task={math.ceil(resources.cpus or resources.devices)}",
         f"--signal=TERM@{math.ceil(execution.grace_seconds) + _SIGNAL_EARLY_SECONDS // 2}",
         *(f"--{name}={value}" for name, value in limits.items() if value is not None),
         *job.sbatch_options,

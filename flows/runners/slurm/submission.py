@@ -1,16 +1,16 @@
 """Submission of jobs, checked before a run."""
 
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
 
-from flows.pipeline.config import StageResources
 from flows.pipeline.placement import Execution
 from flows.runners.command_lines import preflight_request
 from flows.runners.place import NoRoomError, PlaceAwayError
 from flows.runners.slurm import client
 from flows.runners.slurm.job import submit_options
 from stages.contract.errors import UserError
-from stages.contract.request import Request
+from stages.contract.request import Request, Resources
 
 # Words of a Slurm that is full or busy: it may take the same job later.
 _PASSES = (
@@ -70,13 +70,13 @@ def mistake(complaint: str, request: Request, execution: Execution) -> UserError
     )
 
 
-def check_jobs(execution: Execution, resources: StageResources) -> None:
-    """Checks settings and resources of all stages.
+def check_jobs(execution: Execution, resources: Mapping[str, Resources]) -> None:
+    """Checks settings and ``resources`` of stages by their names.
 
     Raises:
         UserError: Slurm would never run the job of a stage, or its commands are not here.
     """
-    for stage, limits in resources:
+    for stage, limits in resources.items():
         check_job(preflight_request(stage, limits), execution)
 
 

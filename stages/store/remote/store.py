@@ -129,7 +129,7 @@ class RemoteStore(Store):
         return RemoteWork(self.bucket, self.root, f"work/{stage}/{key}", self.folder_id)
 
     def work_files(self, stage: str, key: str) -> frozenset[str]:
-        """See :class:`Store`: names in the snapshot."""
+        """See :class:`Store`: names and digests in the snapshot."""
         return self.work(stage, key).files()
 
     def load(self, stage: str, key: str, path: str = "") -> Artifact | None:

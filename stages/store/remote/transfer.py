@@ -180,10 +180,11 @@ class RemoteWork:
         return True
 
     def files(self) -> frozenset[str]:
-        """Names of the files of the snapshot; none if it cannot be read."""
+        """Names and digests of the files of the snapshot; none if it cannot be read."""
         with contextlib.suppress(DamagedArtifactError):
             if snapshot := self._read():
-                return frozenset(snapshot.files)
+                files = snapshot.files.items()
+                return frozenset(f"{name} {record.sha256}" for name, record in files)
         return frozenset()
 
     def push(self) -> None:

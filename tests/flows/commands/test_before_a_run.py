@@ -70,6 +70,13 @@ def test_plan_warns_beside_its_document(tmp_path):
     assert json.loads(done.stdout)
 
 
+def test_gpus_of_a_stage_outside_the_run_are_not_needed(tmp_path):
+    done = geb_ok(
+        *("plan", write_config(tmp_path), "--set", "resources.preferences.gpus=8"), GEB_GPUS="0"
+    )
+    assert "would be refused" not in done.stderr
+
+
 def test_plan_for_another_host_warns_that_this_one_lacks_gpus(tmp_path):
     gpus = ("--set", "resources.train.gpus=2")
     done = geb_ok("plan", write_config(tmp_path), *gpus, GEB_GPUS="0")

@@ -5,9 +5,16 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
+from flows.pipeline import external
+from flows.pipeline.algorithm import resolve_run
+from flows.pipeline.config import RunConfig
 from flows.pipeline.external import HubUnreachableError, resolve
+from flows.pipeline.loading import load_config
 from stages.contract.errors import UserError
+from tests.flows.loop import ROOT
 from tests.scripted_server import served
+
+QUICKSTART = ROOT / "configs/quickstart.yaml"
 
 
 def rewrite(path, text, modified):
@@ -26,6 +33,25 @@ def test_a_file_is_read_again_only_where_it_was_changed(tmp_path):
     assert resolve(str(checkpoint), "model") == first, "it was read again"
     rewrite(weights, "new", 2)
     assert resolve(str(checkpoint), "model").digest != first.digest
+
+
+def test_a_recorded_run_keeps_the_commits_that_it_started_with(monkeypatch):
+    commits = {"owner/model": "a" * 40, "owner/prompts": "b" * 40, "owner/suite": "c" * 40}
+    monkeypatch.setattr(external, "_resolve_revision", lambda repo, *_: commits[repo])
+    config = load_config(
+        QUICKSTART,
+        [
+            "inputs.policy=owner/model",
+            "inputs.warm_start=null",
+            "inputs.prompts=[owner/prompts@main]",
+            "suites={more: {prompts: owner/suite}}",
+        ],
+    )
+    started = resolve_run(config).config
+    assert started.inputs.policy == f"owner/model@{'a' * 40}"
+    assert started.inputs.prompts == (f"owner/prompts@{'b' * 40}",)
+    assert started.suites["more"].prompts == f"owner/suite@{'c' * 40}"
+    assert RunConfig.model_validate_json(started.to_json()).inputs == started.inputs
 
 
 class Refusing(BaseHTTPRequestHandler):

@@ -32,7 +32,7 @@ SETTINGS = {
     "generate.stop_token_ids=true": ["generate.stop_token_ids", "not true"],
     "generate.temperature=0": ["generate.temperature is 0", "pairs need different ones"],
     "prepare.iterations=2": ["prepare.iterations is set by the run"],
-    "generate.max_new_tokens=64": ["the policy's context has 64 tokens"],
+    "generate.max_new_tokens=64": ["the context has 64 tokens"],
     "inputs.warm_start=null": ["no policy to start from"],
     "sft.lora.rank=4": ["sft.lora.rank is 4", "inputs.policy is not set"],
     "train.kappa": ["is not NAME=VALUE"],
@@ -111,6 +111,11 @@ SETTINGS = {
     "evaluation.pass_at_k=[2]": ["set the smallest score of a correct response"],
     "evaluation={correct_from: 1, pass_at_k: [65]}": ["raise num_samples"],
     "evaluation={correct_from: 1, pass_at_k: [0]}": ["pass_at_k has 0"],
+    "suites.more={prompts: @/good.jsonl, evaluation: {num_samples: 4}}": [
+        "suites.more.evaluation.max_new_tokens is 4096",
+        "context has 64 tokens",
+    ],
+    "generate.max_length_tokens=50 evaluation.max_new_tokens=50": ["context has 50 tokens"],
     "evaluation.max_new_tokens=64": ["evaluation.max_new_tokens is 64", "context has 64 tokens"],
     "inputs.prompts=[@/no-user.jsonl]": ["no-user.jsonl, line 1", "user"],
 }

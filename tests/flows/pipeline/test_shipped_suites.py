@@ -35,7 +35,10 @@ def steps(tmp_path, name, *overrides):
 def extended(tmp_path, name):
     """A person's configuration that takes a shipped suite in."""
     path = tmp_path / "mine.yaml"
-    path.write_text(f"extends: [{ROOT / 'configs/quickstart.yaml'}, {FOLDER / f'{name}.yaml'}]\n")
+    path.write_text(
+        f"extends: [{ROOT / 'configs/quickstart.yaml'}, {FOLDER / f'{name}.yaml'}]\n"
+        "sft: {architecture: {max_position_embeddings: 8192}}\n"
+    )
     return path
 
 

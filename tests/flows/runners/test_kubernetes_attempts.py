@@ -286,7 +286,7 @@ def test_a_cluster_that_starts_again_holds_up_a_stage_but_no_check(
     behind_proxy, store, monkeypatch
 ):
     monkeypatch.setattr(Proxy, "status", SERVICE_UNAVAILABLE)
-    check_place(RunConfig(store=store.location, execution=behind_proxy))
+    check_place(RunConfig(store=store.location, execution=behind_proxy), {"train"})
     cluster = Cluster(behind_proxy.kubernetes)
     container = {"name": "stage", "image": "geb-torch:1"}
     manifest = {"metadata": {"labels": {STAGE: "train"}}, "spec": {"containers": [container]}}

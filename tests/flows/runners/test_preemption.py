@@ -27,19 +27,22 @@ class Preempting(Runner):
 
     Args:
         saved: What the stage saves into its work folder before each preemption, in turn.
+        text: What it adds to that file.
     """
 
-    def __init__(self, *saved):
+    def __init__(self, *saved, text=""):
         super().__init__(ProcessPlace(Execution()), Execution())
         self.attempts = 0
         self._saved = saved
+        self._text = text
 
     def run(self, request, on_event):
         self.attempts += 1
         if self.attempts <= len(self._saved):
             work = Store.in_folder(request.store).work_path(request.stage, request.key)
             work.mkdir(parents=True, exist_ok=True)
-            (work / self._saved[self.attempts - 1]).touch()
+            with (work / self._saved[self.attempts - 1]).open("a") as file:
+                file.write(self._text)
             raise PreemptedError(f"{request.step}: job {self.attempts} was preempted")
         super().run(request, on_event)
 
@@ -89,6 +92,13 @@ def test_without_another_checkpoint_restarts_are_limited(config, monkeypatch):
     with pytest.raises(PreemptedError, match=r"job 7 .* 4 in a row without a new checkpoint"):
         executor_with(config, runner).execute(STEP, {})
     assert runner.attempts == len(saved), "a new checkpoint begins the count again"
+
+
+def test_a_chunk_that_grows_is_progress(config, monkeypatch):
+    monkeypatch.setattr(step_executor, "_MOST_PREEMPTIONS", 1)
+    runner = Preempting(*["000-128.parquet"] * 3, text="more")
+    executor_with(config, runner).execute(STEP, {})
+    assert runner.attempts == 4
 
 
 def test_the_pause_doubles_while_no_checkpoint_comes(config, monkeypatch):

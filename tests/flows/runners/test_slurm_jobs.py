@@ -49,10 +49,12 @@ def test_settings_of_a_stage_override_the_general_ones():
 
 def test_a_job_asks_for_what_resources_and_settings_say(store):
     request = probe_request(store, Resources(gpus=2, nodes=2, cpus=3.5, memory_gib=1.5))
-    settings = SlurmSettings(partition="gpu", time_limit="4:00:00", sbatch_options=("--exclusive",))
+    settings = SlurmSettings(partition="gpu", time_limit=90, sbatch_options=("--exclusive",))
     options = submit_options(request, Execution(slurm=settings))
+    of_gpus = submit_options(probe_request(store, Resources(gpus=8)), Execution())
+    assert "--cpus-per-task=8" in of_gpus, "one for each GPU's process"
     expected = {"--nodes=2", "--gres=gpu:2", "--cpus-per-task=4", "--mem=1536M", "--exclusive"}
-    assert expected | {"--partition=gpu", "--time=4:00:00", "--signal=TERM@60"} <= set(options)
+    assert expected | {"--partition=gpu", "--time=90", "--signal=TERM@60"} <= set(options)
     assert {"--export=NONE", "--no-requeue"} <= set(options)
     plain = submit_options(probe_request(store), Execution())
     assert not [
