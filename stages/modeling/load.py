@@ -62,7 +62,7 @@ def load_model_config(source: ModelSource) -> Any:
 def load_causal_lm(
     source: ModelSource, *, dtype: NumberType, device: torch.device | None = None
 ) -> Any:
-    """Loads a causal language model in evaluation mode, with sdpa attention if it has that.
+    """Loads a causal language model in evaluation mode, with sdpa attention if that computes it.
 
     The weights have ``dtype`` in memory, on :func:`default_device` if ``device`` is unset.
 
@@ -138,6 +138,9 @@ def load_model(
     that the class does not know are refused, too.
     """
     config = load_model_config(source)
+    if getattr(config.get_text_config(), "attn_logit_softcapping", None):
+        # sdpa would leave the cap out (Gemma 2, VaultGemma).
+        config._attn_implementation = "eager"
     if (folder := checkpoint_folder(source)) is not None:
         check_weight_files(folder)
     # Without it transformers raises at the first weight of another shape and names no other; but

@@ -3,14 +3,28 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    Gemma2Config,
+)
 
 from stages.contract.errors import UserError
 from stages.harness.context import ModelSource
-from stages.modeling.load import context_tokens, load_causal_lm, load_model_config
+from stages.modeling.load import (
+    context_tokens,
+    load_causal_lm,
+    load_model,
+    load_model_config,
+)
 from stages.modeling.save import save_checkpoint
 from stages.modeling.tokenizers import load_tokenizer, require_same_tokenizer
-from tests.tiny_models import make_head_beside_a_tied_config, make_tiny_llama, tiny_config
+from tests.tiny_models import (
+    SIZES,
+    make_head_beside_a_tied_config,
+    make_tiny_llama,
+    tiny_config,
+)
 
 
 @pytest.fixture
@@ -43,6 +57,24 @@ def test_the_context_is_the_models_unless_less_is_wanted(checkpoint):
     assert context_tokens(config, 64, source(checkpoint)) == 64
     with pytest.raises(UserError, match="max_length_tokens is 129"):
         context_tokens(config, 129, source(checkpoint))
+
+
+@pytest.mark.parametrize("kind", [AutoModelForCausalLM, AutoModelForSequenceClassification])
+def test_the_cap_of_attention_scores_is_kept(tmp_path, kind):
+    """Policy and reward model: sdpa knows no cap, and drops it without a word."""
+    sizes = SIZES | {"head_dim": 8, "num_labels": 1, "initializer_range": 0.4}
+    kind.from_config(Gemma2Config(**sizes, attn_logit_softcapping=0.5)).save_pretrained(tmp_path)
+    ids = torch.arange(3, 15)[None]
+    outputs = [
+        model(ids).logits
+        for model in (
+            load_model(kind, source(tmp_path), dtype="float32"),
+            kind.from_pretrained(tmp_path, attn_implementation="eager"),
+            kind.from_pretrained(tmp_path, attn_implementation="sdpa"),
+        )
+    ]
+    assert torch.equal(outputs[0], outputs[1])
+    assert not torch.allclose(outputs[0], outputs[2], atol=1e-2)
 
 
 class TestHead:
