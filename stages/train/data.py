@@ -105,8 +105,9 @@ def truncate(pair: Pair, lengths: LengthParams) -> Pair:
 
 
 def _check_trainable(pairs: Sequence[Pair], params: TrainParams) -> None:
-    has_other_terms = (params.has_bonus and params.kappa != 0) or params.nll_weight
-    if all(pair.tie for pair in pairs) and (params.target_ratio or not has_other_terms):
+    has_bonus = params.has_bonus and params.kappa != 0
+    is_refused = params.target_ratio if has_bonus else not params.nll_weight
+    if is_refused and all(pair.tie for pair in pairs):
         raise UserError(
             f"all {len(pairs)} pairs are ties: the preference loss is 0, which sets no κ, and "
             "without a bonus nothing would be learnt",

@@ -75,7 +75,10 @@ def test_ties_alone_are_refused_unless_another_term_learns_from_them(tmp_path):
     # κ would be a share of nothing, and the bonus off.
     with pytest.raises(UserError, match="all 4 pairs are ties"):
         load_pairs([path], params(design="one_minus_pi", target_ratio=0.1))
-    assert len(load_pairs([path], params(design="none", nll_weight=1.0))[0]) == 4
+    # Without a bonus, a preset's share weighs nothing.
+    for share in (None, 0.1):
+        likelihood = params(design="none", nll_weight=1.0, target_ratio=share)
+        assert len(load_pairs([path], likelihood)[0]) == 4
 
 
 def test_the_difference_to_the_sampler_leaves_unknown_values_out(tmp_path):
