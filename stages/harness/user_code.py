@@ -9,7 +9,7 @@ import importlib
 import json
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from multiprocessing import spawn
 from pathlib import Path
@@ -43,7 +43,7 @@ class UserFunction:
     remedy: ClassVar[str]
     """Remedy for an exception of the function."""
     listed: ClassVar[Any] = Iterator
-    """Results that become lists while errors are still the function's."""
+    """Results that become lists while errors are still the function's; not mappings and sets."""
 
     def __init__(self, path: Path, name: str, settings: Mapping[str, Any] | None = None) -> None:
         self.title = f"the {self.noun} {path.name}:{name}"
@@ -64,7 +64,8 @@ class UserFunction:
         with _explained(self.title, f"{self.remedy}; it is called as {self.signature}"):
             result = self._function(*arguments, **self._settings)
             # A generator runs only now.
-            return list(result) if isinstance(result, self.listed) else result
+            is_ordered = not isinstance(result, Mapping | Set)
+            return list(result) if is_ordered and isinstance(result, self.listed) else result
 
 
 def _execute(path: Path) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class PythonOracle(UserFunction):
             [row["response"] for row in rows],
             [row["reference_answer"] for row in rows],
         )
-        one_each = f"return one score per response: {self.signature}"
+        one_each = f"return a list of one score per response: {self.signature}"
         if not isinstance(scores, list):
             kind = type(scores).__name__
             raise UserError(f"{self.title} returned {kind}, not a sequence of scores", one_each)

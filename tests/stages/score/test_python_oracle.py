@@ -102,6 +102,11 @@ class TestPython:
             ("def score(*columns): return [1.0]", "returned 1 scores for 20 responses"),
             ("def score(*columns): return 1.0", "returned float, not a sequence"),
             (
+                "def score(*columns): return dict.fromkeys(range(20), 0.5)",
+                "returned dict, not a sequence of scores\n.*return a list",
+            ),
+            ("def score(*columns): return set(range(20))", "returned set, not a sequence"),
+            (
                 "import numpy\ndef score(*columns): return numpy.array(0.5)",
                 "TypeError: iteration over a 0-d array",
             ),
