@@ -131,9 +131,8 @@ def resolve_comparison(config: RunConfig, models: ComparedModels) -> ResolvedRun
     [policy] = external["policy"]
     [base] = external["base"]
     sampling = steps.for_evaluation()
-    is_registered = isinstance(policy, ArtifactInput)
     prompts: Source
-    if is_registered and models.suite is None and not external["test_prompts"]:
+    if isinstance(policy, ArtifactInput) and models.suite is None and not external["test_prompts"]:
         prompts = _held_out(open_store(config.store), models.policy, policy)
     else:
         prompts = steps.prepare().at("test.parquet")

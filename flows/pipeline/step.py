@@ -76,10 +76,9 @@ class Step:
 
 def step_name(iteration: int, part: str, suite: str = "") -> str:
     """Name of a step of an iteration, or of a group: ``iteration-2/evaluate/suite-math``."""
-    name = f"iteration-{iteration}/{part}"
-    return suite_step_name(name, suite) if suite else name
+    return suite_step_name(f"iteration-{iteration}/{part}", suite)
 
 
 def suite_step_name(name: str, suite: str) -> str:
-    """Name of a suite's steps within a group."""
-    return f"{name}/suite-{suite}"
+    """Name of a suite's steps within a group; the run's own without a suite."""
+    return f"{name}/suite-{suite}" if suite else name

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from flows.execution.plan import differences
+from flows.pipeline.step import suite_step_name
 from flows.report.differences import (
     Difference,
     adjusted,
@@ -120,10 +121,10 @@ class Comparison:
             if done != run.config.iterations:
                 sentences.append(f"{run.run} has {done} of {run.config.iterations} iterations.")
             first_run = self.runs[0]
-            if _scored_otherwise(first_run, run):
+            if places := ", ".join(_scored_otherwise(first_run, run)):
                 sentences.append(
-                    f"Rewards may not compare: the oracle of {run.run} has other settings or "
-                    f"files than the oracle of {first_run.run}."
+                    f"Rewards may not compare ({places}): the oracle of {run.run} has other "
+                    f"settings, files or base answers than the oracle of {first_run.run}."
                 )
         return " ".join(sentences)
 
@@ -232,12 +233,27 @@ def compare_summaries(
     return replace(comparison, differences=adjusted(tests))
 
 
-def _scored_otherwise(first: Summary, second: Summary) -> bool:
-    """True if two runs have other oracles, by settings or by content."""
-    oracle = first.config.score.result_fields()
-    if oracle != second.config.score.result_fields():
-        return True
-    return read_other_files(first, second, "/score/")
+def _scored_otherwise(first: Summary, second: Summary) -> Iterator[str]:
+    """Evaluations of two runs by other oracles, or by a judge that compares with another base.
+
+    The seed of a warm start does not count: methods are compared over seeds.
+    """
+    other_base = (
+        (
+            first.config.inputs.warm_start
+            and first.config.sft.result_fields() != second.config.sft.result_fields()
+        )
+        or read_other_files(first, second, "base/generate/")
+        or read_other_files(first, second, "sft")
+    )
+    others = second.config.parts()
+    for suite, part in first.config.parts().items():
+        if (
+            part.score.result_fields() != others.get(suite, part).score.result_fields()
+            or read_other_files(first, second, suite_step_name("base", suite) + "/score/")
+            or (part.score.compares and other_base)
+        ):
+            yield suite or HELD_OUT
 
 
 def _settings(runs: Sequence[Summary], methods: Mapping[str, str]) -> dict[str, list[str]]:

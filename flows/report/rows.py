@@ -87,14 +87,14 @@ def _repeats(first: Summary, run: Summary) -> bool:
     return is_same and not read_other_files(first, run)
 
 
-def read_other_files(first: Summary, second: Summary, part: str = "") -> bool:
+def read_other_files(first: Summary, second: Summary, start: str = "") -> bool:
     """True if a step of both runs read other contents from outside the store.
 
-    With ``part``, only steps whose names contain it count.
+    With ``start``, only steps whose names begin with it count.
     """
     for step, artifact in first.artifacts.items():
         other = second.artifacts.get(step)
-        if part in step and other and _from_outside(artifact) != _from_outside(other):
+        if step.startswith(start) and other and _from_outside(artifact) != _from_outside(other):
             return True
     return False
 

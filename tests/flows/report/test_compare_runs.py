@@ -17,7 +17,8 @@ from flows.report.comparison_files import write_comparison
 from flows.report.rows import HELD_OUT
 from flows.report.summary import Summary, iteration_row
 from stages.contract.errors import UserError
-from stages.contract.request import FileInput
+from stages.contract.request import FileInput, HubInput
+from stages.score.params import ScoreParams
 from stages.store.base import Store
 from tests.flows.loop import geb_json, geb_ok, geb_refused
 from tests.flows.report.evaluations import artifact_in, write_evaluation
@@ -111,10 +112,47 @@ def test_runs_of_another_oracle_are_another_method(tmp_path):
     for summary, digest in zip(runs, ("0", "1"), strict=True):
         oracle = FileInput(location="oracle.py", digest=digest)
         scored = artifact_in(tmp_path / summary.run, oracle)
-        summary.artifacts["iteration-1/evaluate/score/0"] = scored
+        summary.artifacts["base/score/0"] = scored
     edited = compare_summaries(runs)
     assert edited.methods["two"] == "f-DPO, reverse_kl (two)"
-    assert "the oracle of two has other" in edited.verdict()
+    assert "(held-out prompts): the oracle of two has other" in edited.verdict()
+
+
+JUDGE = {"oracle": "judge", "judge": {"url": "http://judge/v1", "model": "a", "mode": "pairwise"}}
+
+
+@pytest.mark.parametrize("step", ["base/generate/0", "sft"])
+def test_a_judge_that_compares_is_relative_to_the_base(two, tmp_path, step):
+    for summary, model in zip(two, "ab", strict=True):
+        base = HubInput(repo=f"owner/{model}", revision="0" * 40)
+        summary.artifacts[step] = artifact_in(tmp_path / summary.run, base)
+    assert "may not compare" not in compare_summaries(two).verdict()
+    for summary in two:
+        update = {"score": ScoreParams.model_validate(JUDGE)}
+        summary.config = summary.config.model_copy(update=update)
+    assert "may not compare (held-out prompts): " in compare_summaries(two).verdict()
+
+
+def test_warm_starts_with_other_settings_are_other_bases(two):
+    values = {"score": JUDGE, "inputs": {"warm_start": "chats.jsonl"}}
+    for summary, epochs in zip(two, (1, 2), strict=True):
+        values |= {"name": summary.run, "iterations": 1, "sft": {"epochs": epochs}}
+        summary.config = RunConfig.model_validate(values)
+    assert "may not compare (held-out prompts): " in compare_summaries(two).verdict()
+
+
+def test_the_oracle_of_a_suite_is_cautioned_as_its_own(two, tmp_path):
+    for summary, digest in zip(two, ("0", "1"), strict=True):
+        suites = {}
+        for name, model in (("edited", "a"), ("other", f"a{digest}"), ("same", "a")):
+            judge = {"judge": {"url": "http://judge/v1", "model": model}}
+            suites[name] = {"prompts": "own.jsonl", "score": {"oracle": "judge", **judge}}
+        values = {"name": summary.run, "iterations": 1, "suites": suites}
+        summary.config = RunConfig.model_validate(values)
+        code = FileInput(location="code.py", digest=digest)
+        scored = artifact_in(tmp_path / summary.run, code)
+        summary.artifacts["base/suite-edited/score/0"] = scored
+    assert "may not compare (edited, other): " in compare_summaries(two).verdict()
 
 
 def test_the_same_answers_in_other_batches_show_no_difference(tmp_path):
