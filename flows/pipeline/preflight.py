@@ -76,7 +76,7 @@ def _local(sources: Sequence[Input]) -> list[Path]:
 
 
 def _check_kind(setting: str, folder: Path) -> None:
-    """Refuses a reward model as the policy, a policy as the reward model, and models with code."""
+    """Refuses models with code, a quantised policy, and policy and reward model interchanged."""
     wrong = "ForSequenceClassification" if setting.endswith("policy") else "ForCausalLM"
     config = read_settings(folder / "config.json")
     library = find_spec("transformers")
@@ -88,6 +88,12 @@ def _check_kind(setting: str, folder: Path) -> None:
                 "and such code is never run",
                 "use a model that transformers knows",
             )
+    if setting.endswith("policy") and "quantization_config" in config:
+        raise UserError(
+            f"{setting}: the checkpoint {folder} is quantised, and such weights cannot be trained",
+            "name the weights of 16 or 32 bits; generate.vllm.extra_engine_args: "
+            "{quantization: fp8} samples from them in eight",
+        )
     for name in config.get("architectures") or ():
         if str(name).endswith(wrong):
             raise UserError(

@@ -78,7 +78,7 @@ def explained(what: str, source: ModelSource) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        is_usual = isinstance(error, OSError | ValueError)
+        is_usual = isinstance(error, OSError | ValueError | ImportError)
         # A hub may answer the next time.
         if is_out_of_memory(error) or not (is_usual or checkpoint_folder(source)):
             raise

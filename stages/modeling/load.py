@@ -174,6 +174,12 @@ def load_model(
                 f"{type(model).__name__}: {some_of(names)}",
                 "pass a whole checkpoint of the right kind of model",
             )
+    if getattr(model, "is_quantized", False):
+        # Such weights have no gradient, and few of torch's functions.
+        raise UserError(
+            f"the checkpoint {source.name_or_path} is quantised",
+            "pass the weights of 16 or 32 bits",
+        )
     _require_finite(model, source)
     return model.to(device or default_device()).eval()
 

@@ -97,6 +97,11 @@ SETTINGS = {
         "inputs.policy: ",
         "LlamaForSequenceClassification",
     ],
+    "inputs.policy=@/quantised inputs.warm_start=null": [
+        "inputs.policy: ",
+        "quantised is quantised",
+        "generate.vllm.extra_engine_args",
+    ],
     "inputs.policy=@/own-code inputs.warm_start=null": ["inputs.policy: ", "never run"],
     "score.oracle=reward_model inputs.oracle_model=@/checkpoint": [
         "inputs.oracle_model: ",
@@ -241,9 +246,12 @@ def place(tmp_path_factory):
         write_jsonl(folder / f"{name}.jsonl", rows)
     make_tiny_reward_model(folder / "reward-model")
     whole = make_tiny_llama(folder / "checkpoint")
-    own_code = shutil.copytree(whole, folder / "own-code") / "config.json"
-    changes = {"model_type": "chatty", "auto_map": {"AutoModelForCausalLM": "chatty.Chatty"}}
-    own_code.write_text(json.dumps(json.loads(own_code.read_text()) | changes))
+    for name, changes in {
+        "own-code": {"model_type": "chatty", "auto_map": {"AutoModelForCausalLM": "chatty.Chatty"}},
+        "quantised": {"quantization_config": {"quant_method": "fp8"}},
+    }.items():
+        path = shutil.copytree(whole, folder / name) / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     for name, pattern in {
         "no-template": "chat_template*",
         "no-tokenizer": "tokenizer*",

@@ -7,10 +7,12 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     Gemma2Config,
+    LlamaForCausalLM,
 )
 
 from stages.contract.errors import UserError
 from stages.harness.context import ModelSource
+from stages.modeling.checkpoint_files import explained
 from stages.modeling.load import (
     context_tokens,
     load_causal_lm,
@@ -75,6 +77,33 @@ def test_the_cap_of_attention_scores_is_kept(tmp_path, kind):
     ]
     assert torch.equal(outputs[0], outputs[1])
     assert not torch.allclose(outputs[0], outputs[2], atol=1e-2)
+
+
+def test_weights_that_stay_quantised_are_refused(tmp_path, monkeypatch):
+    """As FP8 weights do on a GPU that can compute with them."""
+    plain = LlamaForCausalLM(tiny_config(19, hidden_size=128, tie_word_embeddings=True))
+    plain.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    for name in [name for name in stored if name.endswith("proj.weight")]:
+        stored[name] = stored[name].to(torch.float8_e4m3fn)
+        blocks = [-(-size // 128) for size in stored[name].shape]
+        stored[f"{name}_scale_inv"] = torch.ones(blocks)
+    save_file(stored, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    path = tmp_path / "config.json"
+    quantised = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": quantised}))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda *_: (9, 0))
+    with pytest.raises(UserError, match="is quantised"):
+        load_causal_lm(source(tmp_path), dtype="float32", device=torch.device("cpu"))
+
+
+def test_a_package_that_a_model_of_the_hub_needs_is_named():
+    with (
+        pytest.raises(UserError, match="the model of owner/model cannot be loaded: gptqmodel"),
+        explained("the model", ModelSource("owner/model", "0" * 40)),
+    ):
+        raise ImportError("gptqmodel is needed")
 
 
 class TestHead:
