@@ -11,6 +11,7 @@ from stages.generate.params import GenerateParams
 from stages.harness.context import ModelSource
 from stages.modeling.chat import render_prompt, require_chat_template
 from stages.modeling.load import context_tokens, load_model_config
+from stages.modeling.probe import require_static_rope
 from stages.modeling.tokenizers import load_tokenizer
 
 
@@ -63,6 +64,10 @@ def load_policy(source: ModelSource, params: GenerateParams) -> Policy:
     require_chat_template(tokenizer, source.name_or_path)
     config = load_model_config(source)
     limit = context_tokens(config, params.max_length_tokens, source)
+    if params.backend == "vllm":
+        # Its engine takes the frequencies of its longest sequence for all.
+        remedy = "set generate.max_length_tokens={limit}"
+        require_static_rope(config, source.name_or_path, longest=limit, remedy=remedy)
     stop_ids = end_token_ids(tokenizer, config, source) | set(params.stop_token_ids)
     vocabulary = config.get_text_config().vocab_size
     if max(params.stop_token_ids, default=0) >= vocabulary:

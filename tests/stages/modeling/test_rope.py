@@ -1,5 +1,6 @@
 """No sequence changes the log-probabilities of its neighbours: lengths that would are refused."""
 
+import copy
 import io
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -13,7 +14,7 @@ from stages.contract.events import Emitter
 from stages.generate import transformers_backend
 from stages.generate.backend import EncodedPrompt
 from stages.generate.params import GenerateParams
-from stages.generate.policy import Policy
+from stages.generate.policy import Policy, load_policy
 from stages.harness.context import ModelSource
 from stages.modeling.probe import require_static_rope
 from stages.score import reward_model
@@ -80,6 +81,19 @@ def test_sampling_stays_below_the_length_that_moves_a_neighbour(monkeypatch):
     with pytest.raises(UserError, match=f"a sequence has {LIMIT + 1} tokens") as caught:
         list(backend.generate([short, longer]))
     assert f"generate.max_length_tokens={LIMIT}" in caught.value.remedy
+
+
+def test_vllm_is_not_given_a_context_of_other_frequencies(tmp_path):
+    """Its engine takes them for each sequence, however short: training would not."""
+    source = ModelSource(str(tiny_models.save_tiny_model(copy.deepcopy(LONGROPE), tmp_path)))
+    params = {"max_new_tokens": 4}
+    assert load_policy(source, GenerateParams(**params)).max_length_tokens == 64
+    params |= {"backend": "vllm"}
+    with pytest.raises(UserError, match=r"\(longrope\) changes") as caught:
+        load_policy(source, GenerateParams(**params))
+    assert caught.value.remedy == f"set generate.max_length_tokens={LIMIT}"
+    policy = load_policy(source, GenerateParams(**params, max_length_tokens=LIMIT))
+    assert policy.max_length_tokens == LIMIT
 
 
 def test_a_reward_model_reads_no_conversation_that_moves_a_neighbour(monkeypatch):
