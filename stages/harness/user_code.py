@@ -7,6 +7,7 @@ anything.
 
 import importlib
 import json
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Set
@@ -23,9 +24,11 @@ from stages.harness.program import run_program
 _MODULE_PREFIX = "geb_file_"
 # Results are found again by the digest of this file alone.
 _ALONE = (
-    "put the code of other files into this one, or install it as a package in the stage's "
-    "environment"
+    "put the code of other files into this one, or install it as a package (not an editable one) "
+    "in the stage's environment"
 )
+# Not GEB's modules, nor environments and caches in the file's folder.
+_HELPER = r"(?!stages\.)\S+ {}/(?!(.*/)?(\.|lib(64)?/python3|site-packages/))"
 
 
 class UserFunction:
@@ -48,6 +51,7 @@ class UserFunction:
     def __init__(self, path: Path, name: str, settings: Mapping[str, Any] | None = None) -> None:
         self.title = f"the {self.noun} {path.name}:{name}"
         self._settings = settings or {}
+        self._path = path
         namespace = _execute(path)
         self._function = namespace.get(name)
         if not callable(self._function):
@@ -61,7 +65,10 @@ class UserFunction:
     def call(self, *arguments: Any) -> Any:
         """The function's result; a list if it is one of ``listed``."""
         assert callable(self._function)
-        with _explained(self.title, f"{self.remedy}; it is called as {self.signature}"):
+        with (
+            _without_helpers(self._path),
+            _explained(self.title, f"{self.remedy}; it is called as {self.signature}"),
+        ):
             result = self._function(*arguments, **self._settings)
             # A generator runs only now.
             is_ordered = not isinstance(result, Mapping | Set)
@@ -76,17 +83,24 @@ def _execute(path: Path) -> dict[str, Any]:
     # Where `dataclasses`, pydantic and pickle look a class's or a function's module up. Under a
     # name that hides no module that the file imports.
     sys.modules[module.__name__] = module
-    before = set(sys.modules)
-    with _explained(str(path), _ALONE):
+    with _without_helpers(path), _explained(str(path), _ALONE):
         exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
+    return module.__dict__
+
+
+@contextmanager
+def _without_helpers(path: Path) -> Iterator[None]:
+    """Refuses code that imports modules from the folder of its file, or from folders in it."""
+    before = set(sys.modules)
+    yield
+    pattern = _HELPER.format(re.escape(str(path.parent)))
     helpers = []
     for name in sorted(sys.modules.keys() - before):
         file = getattr(sys.modules[name], "__file__", None)
-        if file is not None and Path(file).parent == path.parent:
+        if re.match(pattern, f"{name} {file}"):
             helpers.append(name)
     if helpers:
         raise UserError(f"{path} imports {', '.join(helpers)} from its own folder", _ALONE)
-    return module.__dict__
 
 
 @contextmanager
