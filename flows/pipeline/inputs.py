@@ -62,7 +62,7 @@ def at_commits(config: RunConfig) -> RunConfig:
     for section in (values["inputs"], *values["suites"].values()):
         for name in Inputs.model_fields.keys() & section:
             section[name] = _at_commit(section[name], _repo_type(name))
-    return RunConfig.model_validate(values)
+    return type(config).model_validate(values)
 
 
 def _at_commit(place: Any, repo_type: RepoType) -> Any:

@@ -24,7 +24,11 @@ from tests.tiny_models import make_tiny_reward_model
 
 QUICKSTART = ROOT / "configs/quickstart.yaml"
 PROMPTS = str(ROOT / "data/quickstart/prompts.jsonl")
-EACH = {"prompts": PROMPTS, "evaluation": {"num_samples": 4}, "after": "each"}
+EACH = {
+    "prompts": PROMPTS,
+    "evaluation": {"num_samples": 4, "max_new_tokens": 16},
+    "after": "each",
+}
 
 
 def steps_of(**changes):
