@@ -7,9 +7,9 @@ import pytest
 import yaml
 from kubernetes import client
 
-from flows.pipeline.config import StageResources
 from flows.runners.kubernetes.place import check_pods
 from stages.contract.errors import PreemptedError
+from stages.contract.request import Resources
 from tests.at_work import at_work
 from tests.flows.loop import ROOT
 from tests.flows.probes import wait_until
@@ -93,7 +93,8 @@ def test_the_role_is_what_the_runner_uses_and_no_more(launcher, store, account, 
     request = launcher.request(store, behaviour="hang")
     with monkeypatch.context() as patch:
         patch.setenv("KUBECONFIG", account)
-        check_pods(launcher.execution(request), StageResources(), request.store)
+        resources = {"train": Resources()}
+        check_pods(launcher.execution(request), resources, request.store)
         runner = launcher.runner(request)
     with at_work(request, runner) as work:
         launcher.take_machine(work)

@@ -108,7 +108,7 @@ def test_plan_and_run_refuse_what_the_place_would_refuse(launcher, store, tmp_pa
 def test_a_stage_sees_its_gpus_and_no_other(launcher, store, tmp_path, monkeypatch, gpus, seen):
     monkeypatch.setenv("GEB_GPUS", "0,1")
     monkeypatch.setenv("GEB_GPU_LOCKS", str(tmp_path / "locks"))
-    request = launcher.request(store, Resources(gpus=gpus), behaviour="tell_place")
+    request = launcher.request(store, Resources(gpus=gpus, cpus=1), behaviour="tell_place")
     assert f"worker None, GPUs {seen!r}" in said(launcher.run(request))
 
 
