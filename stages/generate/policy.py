@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from stages.contract.digests import derive_seed
-from stages.contract.errors import UserError, located
+from stages.contract.errors import located
 from stages.generate.backend import EncodedPrompt
 from stages.generate.params import GenerateParams
 from stages.harness.context import ModelSource
 from stages.modeling.chat import render_prompt, require_chat_template
 from stages.modeling.load import context_tokens, load_model_config
 from stages.modeling.probe import require_static_rope
-from stages.modeling.tokenizers import load_tokenizer
+from stages.modeling.tokenizers import load_tokenizer, require_embedded
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,7 @@ class Policy:
         """The prompt of a row of the prompts table, or None if it is too long for the context."""
         with located(f"prompt {row['prompt_id']}"):
             token_ids = render_prompt(self.tokenizer, row["messages"], params)
-        if max(token_ids) >= self.vocab_size:
-            raise UserError(
-                f"prompt {row['prompt_id']}: token {max(token_ids)} is not in the policy's "
-                f"vocabulary of {self.vocab_size} ({self.source.name_or_path})",
-                "save the tokenizer that belongs to the weights with them",
-            )
+            require_embedded(max(token_ids), self.vocab_size, self.source)
         if len(token_ids) + params.max_new_tokens > self.max_length_tokens:
             return None
         seeds = [
@@ -66,18 +61,24 @@ def load_policy(source: ModelSource, params: GenerateParams) -> Policy:
     limit = context_tokens(config, params.max_length_tokens, source)
     if params.backend == "vllm":
         # Its engine takes the frequencies of its longest sequence for all.
-        remedy = "set generate.max_length_tokens={limit}"
-        require_static_rope(config, source.name_or_path, longest=limit, remedy=remedy)
+        require_static_rope(
+            config,
+            source.name_or_path,
+            longest=limit,
+            remedy="set generate.max_length_tokens={limit}",
+        )
     stop_ids = end_token_ids(tokenizer, config, source) | set(params.stop_token_ids)
     vocabulary = config.get_text_config().vocab_size
-    if max(params.stop_token_ids, default=0) >= vocabulary:
-        raise UserError(
-            f"generate.stop_token_ids: token {max(params.stop_token_ids)} is not in the policy's "
-            f"vocabulary of {vocabulary} ({source.name_or_path})",
-            "name ids of this policy's tokenizer",
-        )
-    is_tied = bool(config.tie_word_embeddings)
-    return Policy(source, tokenizer, frozenset(stop_ids), limit, vocabulary, is_tied)
+    with located("generate.stop_token_ids"):
+        require_embedded(max(params.stop_token_ids, default=0), vocabulary, source)
+    return Policy(
+        source,
+        tokenizer,
+        frozenset(stop_ids),
+        limit,
+        vocabulary,
+        is_tied=bool(config.tie_word_embeddings),
+    )
 
 
 def end_token_ids(tokenizer: Any, config: Any, source: ModelSource) -> set[int]:

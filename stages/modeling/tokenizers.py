@@ -45,6 +45,15 @@ def require_vocabulary(tokenizer: Any, config: Any, source: ModelSource) -> None
         )
 
 
+def require_embedded(largest: int, vocab_size: int, source: ModelSource) -> None:
+    """Checks that a model has an embedding for the largest of some token ids."""
+    if largest >= vocab_size:
+        raise UserError(
+            f"token {largest} is not in the vocabulary of {vocab_size} ({source.name_or_path})",
+            "save the tokenizer that belongs to the weights with them, and name its ids alone",
+        )
+
+
 def require_same_tokenizer(policy: ModelSource, reference: ModelSource) -> None:
     """Checks that two models read token ids alike."""
     ours = _ids(load_tokenizer(policy))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, Generic
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import set_seed
@@ -19,6 +20,7 @@ from stages.modeling.load import load_causal_lm, load_model_config
 from stages.modeling.logprobs import ResponseLogprobs, causal_lm
 from stages.modeling.probe import require_static_rope
 from stages.modeling.save import save_checkpoint
+from stages.modeling.tokenizers import require_embedded
 from stages.training.adapters import add_adapters, leave_casts_to_autocast, merge_adapters
 from stages.training.batches import Plan
 from stages.training.checkpoints import Checkpoints
@@ -106,17 +108,22 @@ class Fit(ABC, Generic[P]):
     def set_plan(
         self, samples: Sequence[Any], global_batch: int, sources: Iterable[ModelSource]
     ) -> None:
-        """Plans the training; refuses samples so long that they would change their neighbours."""
-        world_size = self.process.world_size
+        """Plans the training; refuses samples that a model cannot read, or too long for it."""
         self.plan = Plan(
-            samples, self.ctx.params, global_batch, world_size, seed=self.ctx.request.seed
+            samples,
+            self.ctx.params,
+            global_batch,
+            self.process.world_size,
+            seed=self.ctx.request.seed,
         )
-        longest = max(sample.row_tokens for sample in samples)
+        largest = max(np.hstack([sample.prompt, *sample.responses]).max() for sample in samples)
         for source in sources:
+            config = load_model_config(source)
+            require_embedded(largest, config.get_text_config().vocab_size, source)
             require_static_rope(
-                load_model_config(source),
+                config,
                 source.name_or_path,
-                longest=longest,
+                longest=max(sample.row_tokens for sample in samples),
                 remedy=f"set {self.ctx.params.stage}.max_length_tokens={{limit}}",
             )
 

@@ -186,3 +186,12 @@ def test_bad_rows_are_refused_with_their_place(sft, tmp_path, rows, message):
     with pytest.raises(UserError, match=message) as caught:
         sft(data=write_jsonl(tmp_path / "bad.jsonl", rows))
     assert caught.value.remedy
+
+
+def test_tokens_beyond_the_embeddings_are_refused(sft, tmp_path):
+    policy = make_tiny_llama(tmp_path / "policy")
+    tokenizer = load_tokenizer(ModelSource(str(policy)))
+    tokenizer.add_tokens(["hens."])
+    tokenizer.save_pretrained(policy)
+    with pytest.raises(UserError, match="token 19 is not in the vocabulary of 19"):
+        sft(policy=policy)

@@ -73,6 +73,12 @@ def test_pairs_beyond_the_context_are_refused(tmp_path, pairs):
     assert any("cut to 8 tokens" in message for message in training.warnings)
 
 
+def test_pairs_of_tokens_beyond_the_embeddings_are_refused(tmp_path, pairs):
+    small = make_tiny_llama(tmp_path / "small", words=WORDS[:-1])
+    with pytest.raises(UserError, match="token 18 is not in the vocabulary of 18"):
+        train(tmp_path / "store", small, [pairs])
+
+
 def test_a_reference_with_another_tokenizer_is_refused(tmp_path, policy, pairs):
     words = [*WORDS[:-1], "purple"]
     reference = make_tiny_llama(tmp_path / "reference", words=words)
