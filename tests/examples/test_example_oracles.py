@@ -13,6 +13,8 @@ from stages.tables.schemas import RESPONSES, SCORES, read_rows, write_table
 from tests.flows.loop import ROOT
 from tests.programs import lacking, run_program
 from tests.stage_calls import request_for, response, score_params
+from tests.stages.score.responses import response_rows
+from tests.tiny_models import make_tiny_reward_model
 
 pytestmark = pytest.mark.slow
 FOLDER = ROOT / "examples/oracles"
@@ -52,11 +54,16 @@ NONE = {"num_words": None, "keywords": None, "relation": None, "num_sentences": 
 
 
 def score(folder, oracle, rows, **environment):
-    """Scores of the stage for rows of a responses table."""
+    """Scores by an oracle in Python for rows of a responses table."""
+    return run_score(folder, "python", rows, {"code": FOLDER / oracle}, environment)
+
+
+def run_score(folder, oracle, rows, inputs, environment=None):
+    """Scores of the stage, run in the environment."""
     responses = folder / "responses.parquet"
     write_table(responses, RESPONSES, rows)
-    inputs = {"responses": responses, "code": FOLDER / oracle}
-    request = request_for(score_params("python"), inputs, folder / "store")
+    inputs = {"responses": responses, **inputs}
+    request = request_for(score_params(oracle), inputs, folder / "store")
     code, message = run_there(request, folder, environment)
     assert code == EXIT_OK, message
     artifact = Store.in_folder(str(folder / "store")).load("score", request.key)
@@ -109,3 +116,10 @@ def test_reasoning_tasks_makes_prompts_and_scores_their_answers(tmp_path):
     rows = [response("q", n, text, reference_answer=task) for n, text in enumerate(answers)]
     scores = score(tmp_path, "reasoning_tasks.py", rows)
     assert [row["score"] for row in scores] == [1, 1, 1, len(right) / len(sentence), 0]
+
+
+def test_reward_model_of_a_run_scores_beside_the_suites(tmp_path):
+    model = make_tiny_reward_model(tmp_path / "model")
+    rows = response_rows()
+    scores = run_score(tmp_path, "reward_model", rows, {"model": model})
+    assert len({row["score"] for row in scores}) > 1
