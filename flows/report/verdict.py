@@ -16,7 +16,8 @@ class Verdict:
 
     Attributes:
         tone: `good` if the last model passed every gate; `bad` if the run did not come to its end,
-            an artifact is damaged, or a gate held the model back; `open` if no gate has decided.
+            an artifact is damaged, or a gate held the model back; `open` if no gate has decided, or no
+            alias moved.
         sentence: The result, with its interval.
         reasons: Obstacles: failed steps, damaged artifacts, gates, pairs that tie.
         cautions: How far to trust it: seeds and prompts, and what became worse.
@@ -84,8 +85,14 @@ def _of_models(summary: Summary) -> Verdict:
     reasons = [gate["reason"] for gate in decision["gates"] if not gate["passed"]]
     if reasons:
         return Verdict("bad", f"{sentence}. It was not promoted.", tuple(reasons))
-    aliases = ", ".join(decision["aliases"])
-    promoted = f" and was promoted to {aliases}" if aliases else ""
+    aliases = ", ".join(summary.config.promote.aliases)
+    if aliases and not decision["aliases"]:
+        reason = (
+            f"a higher iteration of this run's name, perhaps of an earlier start, holds "
+            f"{aliases}: move it with `geb promote`"
+        )
+        return Verdict("open", f"{sentence}. It passed every gate and was not promoted.", (reason,))
+    promoted = f" and was promoted to {', '.join(decision['aliases'])}" if aliases else ""
     return Verdict("good", f"{sentence}. It passed every gate{promoted}.")
 
 

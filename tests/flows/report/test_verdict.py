@@ -19,12 +19,12 @@ from tests.flows.report.evaluations import artifact_in, figure_row, write_evalua
 from tests.stage_calls import checkpoint_artifact
 
 
-def summary(folder, *, promoted):
+def summary(folder, *, promoted, aliases=("production",)):
     """One iteration with 0.9 wins; its gates passed, failed, or were not asked yet."""
     artifacts = {}
     if promoted is not None:
         gate = {"gate": "min_win_rate", "passed": promoted, "reason": "the win rate is 0.9"}
-        decision = {"aliases": ["production"], "gates": [gate]}
+        decision = {"aliases": aliases, "gates": [gate]}
         (folder / "decision.json").write_text(json.dumps(decision))
         artifacts["iteration-1/promote"] = artifact_in(folder)
     rows = [
@@ -55,6 +55,14 @@ def test_the_verdict_is_one_sentence_with_its_interval(tmp_path, promoted, tone,
     bare = summary(tmp_path, promoted=None)
     bare.rows[1] = figure_row(1)
     assert verdict(bare).sentence == "No iteration has been evaluated yet."
+
+
+def test_a_model_that_passed_and_took_no_alias_is_not_called_promoted(tmp_path):
+    result = verdict(summary(tmp_path, promoted=True, aliases=()))
+    assert result.tone == "open"
+    assert "was not promoted" in result.sentence
+    [reason] = result.reasons
+    assert "geb promote" in reason
 
 
 def test_doubts_of_a_training_are_in_the_verdict(tmp_path):
