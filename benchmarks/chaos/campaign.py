@@ -37,7 +37,7 @@ SMALL: dict[str, Any] = {
         "global_batch_rows": 128,
     },
     "train": {"checkpoint_every_steps": 1},
-    "generate": {"chunk_prompts": 8},
+    "generate": {"chunk_responses": 16},
     "evaluation": {"num_samples": 2},
     "promote": {"better_than_base_confidence": None, "min_win_rate": None, "max_regression": None},
     "execution": {

@@ -120,10 +120,10 @@ class GenerateParams(StageParams, ChatSettings):
     num_shards: int = Field(1, ge=1, le=1000)
     """Parts that the prompts are split into, of about as many prompts. Several GPUs sample side by
     side as shards."""
-    chunk_prompts: int = Field(1024, ge=1)
-    """Prompts after which what is done is written, so that a retry goes on there. Batches of the
-    backend `transformers` lie within a chunk, and its log-probabilities are rounded by batch: there
-    it affects the result, elsewhere speed alone."""
+    chunk_responses: int = Field(16384, ge=1)
+    """Responses that an engine draws before it begins the next prompts. Batches of the backend
+    `transformers` lie within a chunk, and its log-probabilities are rounded by batch: there it
+    affects the result, elsewhere speed alone."""
     transformers: TransformersSettings = TransformersSettings()
     """Settings of the backend `transformers`."""
     vllm: VllmSettings = VllmSettings()
@@ -136,7 +136,7 @@ class GenerateParams(StageParams, ChatSettings):
 
     def unused_fields(self) -> frozenset[str]:
         """The section of the other backend, and what it alone would depend on."""
-        streams = {"chunk_prompts"} if self.backend == "vllm" else set()
+        streams = {"chunk_responses"} if self.backend == "vllm" else set()
         return frozenset((BACKENDS.keys() - {self.backend}) | streams)
 
     def image_for(self, *, from_hub: bool) -> ImageName:

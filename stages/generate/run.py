@@ -24,6 +24,8 @@ SampledResponses = dict[tuple[int, int], SampledResponse]
 """Samples by the number of their prompt in a chunk and their own."""
 # Time between two saves of a chunk: a kill loses at most that much sampling.
 SAVE_SECONDS = 60.0
+# An engine waits while a chunk is saved: the next save comes so many times as long after it.
+SAVE_SPACING = 20
 # Above it training learns the fault.
 _WARNED_SHARE = 0.1
 
@@ -39,7 +41,8 @@ def run(ctx: GenerateContext) -> None:
     policy = load_policy(ctx.model("policy"), ctx.params)
     _warn_if_turns_run_on(ctx, policy)
     first, stop = _shard(ctx, prompts)
-    chunks = split_parts(ctx.work, RESPONSES, first, stop, ctx.params.chunk_prompts)
+    chunk_prompts = max(1, ctx.params.chunk_responses // ctx.params.num_samples)
+    chunks = split_parts(ctx.work, RESPONSES, first, stop, chunk_prompts)
     _sample(ctx, islice(read_rows(prompts, PROMPTS), first, stop), policy, chunks)
     metrics = _assemble(ctx, chunks, len(policy.tokenizer))
     (ctx.out / "metrics.json").write_text(dump_json(metrics))
@@ -77,7 +80,7 @@ def _sample(
     num_samples = ctx.params.num_samples
     total = sum(map(len, chunks)) * num_samples
     kept = 0
-    saved_at = time.monotonic()
+    save_at = time.monotonic() + SAVE_SECONDS
     with contextlib.ExitStack() as stack:
         backend: Backend | None = None
         for chunk in chunks:
@@ -99,9 +102,11 @@ def _sample(
             for place, index, sample in backend.generate(rendered, frozenset(samples)):
                 samples[place, index] = sample
                 ctx.events.progress(done + len(samples), total, "responses")
-                if time.monotonic() - saved_at > SAVE_SECONDS:
+                start = time.monotonic()
+                if start > save_at:
                     chunk.save(_to_rows(policy, rows, rendered, samples))
-                    saved_at = time.monotonic()
+                    saved = time.monotonic()
+                    save_at = saved + max(SAVE_SECONDS, SAVE_SPACING * (saved - start))
             chunk.save(_to_rows(policy, rows, rendered, samples))
             ctx.events.info(f"wrote the responses to prompts {chunk.first} to {chunk.stop - 1}")
     if kept:

@@ -44,7 +44,7 @@ GOLDEN = [
     (
         GenerateParams(),
         {"policy": (CHECKPOINT,), "prompts": (made("prepare", "iteration-1.parquet"),)},
-        "4d628dcbcf6cf8c3",
+        "c8ca0638f203ab76",
     ),
     (
         GenerateParams(backend="vllm", num_samples=8, num_shards=2, shard_index=1),

@@ -139,7 +139,7 @@ def test_logits_that_are_not_finite_are_refused(generate, tmp_path):
     [
         {"transformers": {"batch_size": 1}},
         {"transformers": {"batch_size": 7}},
-        {"chunk_prompts": 5},
+        {"chunk_responses": 15},
     ],
 )
 def test_responses_do_not_depend_on_batches(generate, layout):

@@ -135,7 +135,7 @@ def test_responses_depend_on_no_layout(whole, inputs, tmp_path):
     parts = []
     for index in range(2):
         params = GenerateParams(
-            **engine(max_num_seqs=4), shard_index=index, num_shards=2, chunk_prompts=5
+            **engine(max_num_seqs=4), shard_index=index, num_shards=2, chunk_responses=15
         )
         request = request_for(params, inputs, tmp_path / "store", seed=5)
         parts += sample(request, tmp_path / f"shard-{index}.json")
@@ -181,7 +181,9 @@ def test_want_of_memory_may_be_retried_and_names_what_to_lower(attempt, settings
 
 
 def test_a_killed_shard_goes_on_where_it_was(whole, inputs, tmp_path):
-    params = GenerateParams(**engine(max_num_seqs=2), chunk_prompts=2, shard_index=1, num_shards=2)
+    params = GenerateParams(
+        **engine(max_num_seqs=2), chunk_responses=6, shard_index=1, num_shards=2
+    )
     request = request_for(params, inputs, tmp_path / "store", seed=5)
     with start(request, tmp_path / "killed.json") as stage:
         assert stage.stdout is not None
