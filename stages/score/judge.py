@@ -170,12 +170,14 @@ class Judge:
                 f"the judge's template does not render: {error}",
                 f"it may use {', '.join(variables)}",
             ) from error
-        payload = {
-            "model": self.settings.model,
-            "messages": [{"role": "user", "content": question}],
+        fields = {
             "temperature": 0,
             "max_tokens": self.settings.max_tokens,
+            **self.settings.extra_body,
+            "model": self.settings.model,
+            "messages": [{"role": "user", "content": question}],
         }
+        payload = {name: value for name, value in fields.items() if value is not None}
         return self.remote.post(payload, Reply).last_line
 
 

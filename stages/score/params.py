@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
@@ -93,6 +93,9 @@ class JudgeSettings(ServerSettings):
     """Scored: the lowest mark, and the highest."""
     max_tokens: int = Field(512, ge=1)
     """Longest answer of the judge, in tokens."""
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of each request; null takes one out. OpenAI's reasoning models need
+    `{temperature: null, max_tokens: null, max_completion_tokens: 4096}`."""
 
     @model_validator(mode="after")
     def _check_mode(self) -> JudgeSettings:

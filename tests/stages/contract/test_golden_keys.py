@@ -61,7 +61,7 @@ GOLDEN = [
             {"oracle": "judge", "judge": {"model": "m", "url": "http://u", "mode": "pairwise"}}
         ),
         {"responses": (RESPONSES,), "opponents": (RESPONSES,)},
-        "c114fd33f02413ef",
+        "c6f9531f3c119bc2",
     ),
     (PairParams(), SCORED, "4b7cb46f1f47ebbc"),
     (PairParams(strategy="best_random", ties="keep"), SCORED, "c6cdd4dcd2ebc728"),

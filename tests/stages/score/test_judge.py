@@ -56,6 +56,13 @@ def test_the_judge_sees_conversation_response_reference_and_marks(serve, score):
     assert "<reference>" not in without
 
 
+def test_fields_of_a_request_can_be_added_and_taken_out(serve, score):
+    server = serve(lambda number, request: completion("Score: 3"))
+    score(server.url, extra_body={"temperature": None, "seed": 7})
+    assert all("temperature" not in request for request in server.requests)
+    assert {(request["seed"], request["max_tokens"]) for request in server.requests} == {(7, 512)}
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
