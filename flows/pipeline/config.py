@@ -113,6 +113,15 @@ class Evaluation(Settings):
     """Numbers of tries k for which reports have pass@k: the chance that one of k samples is
     correct, estimated without bias from `num_samples` (Chen et al. 2021)."""
 
+    @model_validator(mode="after")
+    def _check_greedy(self) -> Evaluation:
+        if not self.temperature and self.num_samples > 1:
+            raise ValueError(
+                f"temperature is 0, and num_samples is {self.num_samples}: all samples of a prompt "
+                "are the same; set num_samples to 1"
+            )
+        return self
+
 
 class Suite(Settings):
     """A further evaluation, on other prompts or by another oracle.

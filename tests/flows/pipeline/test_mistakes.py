@@ -31,6 +31,7 @@ SETTINGS = {
     "generate.num_samples=1": ["num_samples is 1", "pairs_per_prompt 1", "2 samples"],
     "generate.stop_token_ids=true": ["generate.stop_token_ids", "not true"],
     "generate.temperature=0": ["generate.temperature is 0", "pairs need different ones"],
+    "evaluation.temperature=0": ["evaluation: temperature is 0", "set num_samples to 1"],
     "prepare.iterations=2": ["prepare.iterations is set by the run"],
     "generate.max_new_tokens=64": ["the context has 64 tokens"],
     "inputs.warm_start=null": ["no policy to start from"],
