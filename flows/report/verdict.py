@@ -16,8 +16,8 @@ class Verdict:
 
     Attributes:
         tone: `good` if the last model passed every gate; `bad` if the run did not come to its end,
-            an artifact is damaged, or a gate held the model back; `open` if no gate has decided, or no
-            alias moved.
+            an artifact is damaged, or a gate held the model back; `open` if no gate has decided, or
+            no alias moved.
         sentence: The result, with its interval.
         reasons: Obstacles: failed steps, damaged artifacts, gates, pairs that tie.
         cautions: How far to trust it: seeds and prompts, and what became worse.
