@@ -24,7 +24,7 @@ SampledResponses = dict[tuple[int, int], SampledResponse]
 """Samples by the number of their prompt in a chunk and their own."""
 # Time between two saves of a chunk: a kill loses at most that much sampling.
 SAVE_SECONDS = 60.0
-# An engine waits while a chunk is saved: the next save comes so many times as long after it.
+# An engine waits while a chunk is saved. The pause after a save is this many times as long as it.
 SAVE_SPACING = 20
 # Above it training learns the fault.
 _WARNED_SHARE = 0.1

@@ -57,7 +57,7 @@ def test_the_verdict_is_one_sentence_with_its_interval(tmp_path, promoted, tone,
     assert verdict(bare).sentence == "No iteration has been evaluated yet."
 
 
-def test_a_model_that_passed_and_took_no_alias_is_not_called_promoted(tmp_path):
+def test_a_model_that_passes_and_takes_no_alias_is_not_promoted(tmp_path):
     result = verdict(summary(tmp_path, promoted=True, aliases=()))
     assert result.tone == "open"
     assert "was not promoted" in result.sentence
