@@ -89,6 +89,11 @@ def render_answered(
     answer = answer.removesuffix(tokenizer.eos_token or "")
     answered = [*messages, {"role": "assistant", "content": answer}]
     whole = _render_checked(tokenizer, answered, settings, add_generation_prompt=False)
+    if _squeezed(answer) not in _squeezed(_text(tokenizer, answered, **arguments)):
+        raise UserError(
+            "the chat template leaves out a part of the answer, as many do with <think>…</think>",
+            "use a chat template that writes the whole answer, or remove that part from the data",
+        )
     if prompt and whole[: len(prompt)] == prompt and len(whole) > len(prompt):
         return prompt, _until_end(tokenizer, whole[len(prompt) :], arguments)
     # A tokenizer may merge the prompt's last newline with newlines that the answer opens with.
@@ -103,6 +108,11 @@ def render_answered(
         )
     answer_ids = tokenizer(after[len(before) :], add_special_tokens=False)["input_ids"]
     return prompt, _until_end(tokenizer, answer_ids, arguments)
+
+
+def _squeezed(text: str) -> str:
+    """A text without white space, which templates add and take away."""
+    return "".join(text.split())
 
 
 def _until_end(tokenizer: Any, token_ids: list[int], template_args: Mapping[str, Any]) -> list[int]:

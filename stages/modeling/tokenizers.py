@@ -1,8 +1,12 @@
 """Tokenizer of a checkpoint: loaded whole or refused, and compared with model and reference."""
 
+import json
+from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
+from tokenizers import decoders
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers.utils import cached_file
 
 from stages.contract.checkpoints import check_tokenizer_files
 from stages.contract.errors import UserError
@@ -16,14 +20,41 @@ def load_tokenizer(source: ModelSource) -> Any:
         check_tokenizer_files(folder)
     with explained("the tokenizer", source):
         tokenizer = AutoTokenizer.from_pretrained(
-            source.name_or_path, revision=source.revision, trust_remote_code=False
+            source.name_or_path,
+            revision=source.revision,
+            trust_remote_code=False,
+            # vLLM's environment has Mistral's own library, and the others have not.
+            mistral_format=False,
         )
+        if _has_other_splits(tokenizer, source):
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(
+                source.name_or_path, revision=source.revision
+            )
     if not tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys():
         raise UserError(
             f"the tokenizer of {source.name_or_path} is empty: it has no tokens but special ones",
             "save the tokenizer that belongs to the weights with them",
         )
     return tokenizer
+
+
+def _has_other_splits(tokenizer: Any, source: ModelSource) -> bool:
+    """True if the tokenizer's class drops spaces, which its tokenizer.json writes as bytes.
+
+    transformers builds a LlamaTokenizer for SentencePiece's vocabularies alone; some models with
+    bytes name that class.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or isinstance(backend.decoder, decoders.ByteLevel):
+        return False
+    path = cached_file(
+        source.name_or_path,
+        "tokenizer.json",
+        revision=source.revision,
+        _raise_exceptions_for_missing_entries=False,
+    )
+    decoder = json.loads(Path(path).read_text(encoding="utf-8")).get("decoder") if path else None
+    return decoder is not None and decoder["type"] == "ByteLevel"
 
 
 def require_vocabulary(tokenizer: Any, config: Any, source: ModelSource) -> None:

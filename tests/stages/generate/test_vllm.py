@@ -9,6 +9,7 @@ import subprocess
 
 import psutil
 import pytest
+from transformers import MistralConfig
 
 from stages.contract.errors import EXIT_FAILED, EXIT_USER
 from stages.contract.events import Log, parse_event
@@ -24,6 +25,7 @@ from tests.tiny_models import (
     WORDS,
     make_head_beside_a_tied_config,
     make_tiny_llama,
+    save_tiny_model,
 )
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.release]
@@ -129,6 +131,20 @@ def test_head_beside_a_tied_config_samples(inputs, tmp_path):
     request = request_for(GenerateParams(**PARAMS), changed, tmp_path / "store", seed=5)
     rows = sample(request, tmp_path / "request.json")
     assert_logprobs(rows, odd, ROUNDING)
+
+
+def test_a_mistral_policy_has_the_tokens_of_tokenizer_json(inputs, tmp_path):
+    sizes = {"hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 32}
+    config = MistralConfig(**sizes, **heads, max_position_embeddings=256)
+    policy = save_tiny_model(config, tmp_path / "mistral")
+    # Its own library, which only vLLM's environment has, would read this file.
+    (policy / "tekken.json").write_text("{}")
+    request = request_for(
+        GenerateParams(**PARAMS), {**inputs, "policy": policy}, tmp_path / "store"
+    )
+    rows = sample(request, tmp_path / "request.json")
+    assert_logprobs(rows, policy, ROUNDING)
 
 
 def test_responses_depend_on_no_layout(whole, inputs, tmp_path):

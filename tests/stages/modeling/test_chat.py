@@ -108,6 +108,24 @@ def test_marks_of_answers_and_named_templates_change_no_prompt(tmp_path, tokeniz
     assert render_answered(loaded, turns, "cat", PLAIN) == expected
 
 
+@pytest.mark.parametrize("part", ["split('red')[-1]", "split('red')[0]"])
+def test_a_template_that_leaves_out_a_part_of_the_answer_is_refused(part):
+    """As templates do with the reasoning of a thinking model."""
+    template = CHAT_TEMPLATE.replace("message['content']", f"message['content'].{part}")
+    tokenizer = make_tiny_tokenizer(chat_template=template)
+    turns = [{"role": "user", "content": "cat"}]
+    assert render_answered(tokenizer, turns, "dog", PLAIN)
+    with pytest.raises(UserError, match="leaves out a part of the answer"):
+        render_answered(tokenizer, turns, "blue red dog", PLAIN)
+
+
+def test_a_template_that_trims_an_answer_is_not_refused():
+    template = CHAT_TEMPLATE.replace("message['content']", "message['content'] | trim")
+    turns = [{"role": "user", "content": "cat"}]
+    tokenizer = make_tiny_tokenizer(chat_template=template)
+    assert render_answered(tokenizer, turns, " dog\n", PLAIN)
+
+
 def test_named_templates_without_a_default_are_refused(tmp_path):
     named = {"rag": CHAT_TEMPLATE, "tool_use": CHAT_TEMPLATE}
     make_tiny_tokenizer(chat_template=named).save_pretrained(tmp_path)
