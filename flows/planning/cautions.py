@@ -21,6 +21,7 @@ def cautions(config: RunConfig, steps: Sequence[Step]) -> Iterator[str]:
     """Sentences, each with numbers and a remedy; none if nothing is known to be wrong."""
     counter = CostCounter(config, steps)
     yield from _unread(config)
+    yield from _cut_off(config)
     with suppress(UnknownSizeError):
         yield from _training(config, math.floor(counter.train_prompts()))
     with suppress(UnknownSizeError):
@@ -46,6 +47,16 @@ def _unread(config: RunConfig) -> Iterator[str]:
     ):
         if value != "python" and getattr(config.inputs, name):
             yield f"inputs.{name} is not read: {setting} is {value}. Set it to python"
+
+
+def _cut_off(config: RunConfig) -> Iterator[str]:
+    read = config.train.max_length_tokens
+    sampled = config.generate.max_new_tokens
+    if sampled > read and not config.inputs.preferences:
+        yield (
+            f"train reads {read} tokens of a prompt with its response, and generate samples up to "
+            f"{sampled}: the end of a longer response is not trained. Raise train.max_length_tokens"
+        )
 
 
 def _training(config: RunConfig, prompts: int) -> Iterator[str]:

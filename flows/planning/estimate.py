@@ -30,7 +30,7 @@ _MOST_RUNS = 3
 # Settings to change if a model does not fit its device.
 _REMEDIES = {
     "sft": "set sft.deepspeed.zero_stage=3 or sft.lora.rank, or raise resources.sft.gpus",
-    "train": "set train.deepspeed.zero_stage=3, train.deepspeed.offload_optimizer=true or "
+    "train": "set train.deepspeed.zero_stage=3, with offload_optimizer=true on few GPUs, or "
     "train.lora.rank, or raise resources.train.gpus",
     "generate": "raise generate.vllm.tensor_parallel_size",
     "score": "set dtype=bfloat16 in the section of the oracle",

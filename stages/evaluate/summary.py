@@ -125,8 +125,6 @@ class SampleSummary:
         rewards = self._by_prompt["mean_reward"]
         counts = self._counts
         responses = counts["responses"]
-        # vLLM passes on the NaN of a policy that overflows.
-        log_pi = self._log_pi / responses
         repeated = self._repetition
         distinct = {}
         for n, ratio in enumerate(self._distinct.per_ngram(), 1):
@@ -136,7 +134,7 @@ class SampleSummary:
             "mean_reward_se": clustered_standard_error(rewards),
             **distinct,
             "mean_log_pi_ref": _mean_of(self._by_prompt["mean_log_pi_ref"]),
-            "mean_log_pi": None if math.isnan(log_pi) else log_pi,
+            "mean_log_pi": self._log_pi / responses,
             "mean_response_tokens": _mean_of(self._by_prompt["mean_response_tokens"]),
             "truncated_share": counts["truncated"] / responses,
             "repetition": math.fsum(repeated) / len(repeated) if repeated else None,
@@ -237,10 +235,9 @@ def figures(metrics: Metrics, by_prompt: Mapping[str, PromptFigure]) -> Iterator
     bootstrap has no width, however few the prompts. The base has no win rate.
     """
     estimates = {name: _estimate(name, figure) for name, figure in by_prompt.items() if figure}
-    log_pi = metrics.get("mean_log_pi")
     log_pi_ref = metrics.get("mean_log_pi_ref")
-    if "win_rate" in by_prompt and log_pi is not None and log_pi_ref is not None:
-        estimates["kl_to_base"] = Estimate(log_pi - log_pi_ref)
+    if "win_rate" in by_prompt and log_pi_ref is not None:
+        estimates["kl_to_base"] = Estimate(metrics["mean_log_pi"] - log_pi_ref)
     for name, value in metrics.items():
         if value is not None and name not in _UNREPORTED:
             estimates[name] = replace(estimates.get(name, Estimate(value)), value=value)

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -24,7 +25,7 @@ SampledResponses = dict[tuple[int, int], SampledResponse]
 """Samples by the number of their prompt in a chunk and their own."""
 # Time between two saves of a chunk: a kill loses at most that much sampling.
 SAVE_SECONDS = 60.0
-# An engine waits while a chunk is saved. The pause after a save is this many times as long as it.
+# An engine waits while a chunk is saved. Saves begin this many times as far apart as one takes.
 SAVE_SPACING = 20
 # Above it training learns the fault.
 _WARNED_SHARE = 0.1
@@ -43,7 +44,12 @@ def run(ctx: GenerateContext) -> None:
     first, stop = _shard(ctx, prompts)
     chunk_prompts = max(1, ctx.params.chunk_responses // ctx.params.num_samples)
     chunks = split_parts(ctx.work, RESPONSES, first, stop, chunk_prompts)
-    _sample(ctx, islice(read_rows(prompts, PROMPTS), first, stop), policy, chunks)
+    # All of them first: one that cannot be rendered ends the stage before an engine samples.
+    encoded = [
+        (row, policy.render(row, ctx.params, ctx.request.seed))
+        for row in islice(read_rows(prompts, PROMPTS), first, stop)
+    ]
+    _sample(ctx, encoded, policy, chunks)
     metrics = _assemble(ctx, chunks, len(policy.tokenizer))
     (ctx.out / "metrics.json").write_text(dump_json(metrics))
 
@@ -72,27 +78,27 @@ def _shard(ctx: GenerateContext, prompts: Path) -> tuple[int, int]:
 
 def _sample(
     ctx: GenerateContext,
-    prompts: Iterator[dict[str, Any]],
+    prompts: Sequence[tuple[dict[str, Any], EncodedPrompt | None]],
     policy: Policy,
     chunks: Sequence[Part],
 ) -> None:
     """Samples what the chunks of a shard lack, and saves it there as it comes."""
     num_samples = ctx.params.num_samples
-    total = sum(map(len, chunks)) * num_samples
+    total = len(prompts) * num_samples
     kept = 0
     save_at = time.monotonic() + SAVE_SECONDS
     with contextlib.ExitStack() as stack:
         backend: Backend | None = None
         for chunk in chunks:
+            start = chunk.first - chunks[0].first
             rows = []
             rendered = []
-            for row in islice(prompts, len(chunk)):
-                prompt = policy.render(row, ctx.params, ctx.request.seed)
+            for row, prompt in prompts[start : start + len(chunk)]:
                 if prompt is not None:
                     rows.append(row)
                     rendered.append(prompt)
             samples = _read_samples(chunk, rows, ctx.events.warning)
-            done = (chunk.first - chunks[0].first) * num_samples
+            done = start * num_samples
             ctx.events.progress(done + len(samples), total, "responses")
             if len(samples) == len(rows) * num_samples:
                 kept += bool(samples)
@@ -100,13 +106,18 @@ def _sample(
             if backend is None:
                 backend = stack.enter_context(contextlib.closing(_load_backend(ctx, policy)))
             for place, index, sample in backend.generate(rendered, frozenset(samples)):
+                if math.isnan(math.fsum(sample.logprobs)):
+                    raise UserError(
+                        f"the policy's logits are not finite in {ctx.params.dtype}",
+                        "set generate.dtype to bfloat16 or float32",
+                    )
                 samples[place, index] = sample
                 ctx.events.progress(done + len(samples), total, "responses")
-                start = time.monotonic()
-                if start > save_at:
+                now = time.monotonic()
+                if now > save_at:
                     chunk.save(_to_rows(policy, rows, rendered, samples))
-                    saved = time.monotonic()
-                    save_at = saved + max(SAVE_SECONDS, SAVE_SPACING * (saved - start))
+                    save_seconds = time.monotonic() - now
+                    save_at = now + max(SAVE_SECONDS, SAVE_SPACING * save_seconds)
             chunk.save(_to_rows(policy, rows, rendered, samples))
             ctx.events.info(f"wrote the responses to prompts {chunk.first} to {chunk.stop - 1}")
     if kept:

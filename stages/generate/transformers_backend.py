@@ -112,11 +112,6 @@ class TransformersBackend:
                 alive = alive[running]
                 drawn = drawn[running]
             decoder.advance(drawn)
-        if logprobs.isnan().any():
-            raise UserError(
-                f"the policy's logits are not finite in {params.dtype}",
-                "set generate.dtype to bfloat16 or float32",
-            )
         samples = []
         for row, length in enumerate(lengths.tolist()):
             reason = STOP if finished[row] else LENGTH

@@ -92,6 +92,8 @@ def _required_arguments(policy: Policy, params: GenerateParams) -> dict[str, Any
         "revision": policy.source.revision,
         # Prompts go in as token ids.
         "skip_tokenizer_init": True,
+        # Else a model that reads images too wants a tokenizer for its processor.
+        "language_model_only": True,
         "trust_remote_code": False,
         "load_format": "safetensors",
         "kv_cache_memory_bytes": None if gib is None else int(gib * 2**30),

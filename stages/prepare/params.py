@@ -13,7 +13,7 @@ class PrepareParams(StageParams):
     """Choice of the prompts, and their division among iterations and the test set."""
 
     stage: ClassVar[str] = "prepare"
-    version: ClassVar[str] = "7"
+    version: ClassVar[str] = "8"
     inputs = {
         "train": InputSpec(optional=True, many=True),
         "test": InputSpec(optional=True),

@@ -65,13 +65,14 @@ def read_prompt(row: Mapping[str, Any], params: PrepareParams, columns: Collecti
 
 def _messages(row: Mapping[str, Any], params: PrepareParams, shown: str) -> Messages:
     names = (params.messages_column, params.prompt_column)
+    if names == _DEFAULT_COLUMNS:
+        # A conversation of TRL's preferences: `prompt`, beside it, may be its last turn alone.
+        chosen = listed_messages(row.get("chosen"), "chosen") or ()
+        if len(chosen) > 1:
+            return read_messages(chosen, "chosen")
     for name in names:
         if row.get(name) is not None:
             return read_messages(row[name], name)
-    # TRL's preferences may have their prompt in the conversations alone.
-    chosen = listed_messages(row.get("chosen"), "chosen")
-    if chosen is not None and names == _DEFAULT_COLUMNS:
-        return read_messages(chosen, "chosen")
     raise UserError(
         f"no prompt in column {names[0]!r} or {names[1]!r} (columns: {shown})",
         "set `messages_column` or `prompt_column` to the column that holds the prompts",

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Literal, Self, TypeVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from stages.contract.number_types import Processor
 from stages.contract.params import Settings, StageParams, speed_only
@@ -32,6 +32,14 @@ class DeepSpeedParams(Settings):
     """Keep optimizer state in CPU memory."""
     offload_parameters: bool = False
     """Keep weights in CPU memory (stage 3)."""
+
+    @model_validator(mode="after")
+    def _check_offload(self) -> Self:
+        if self.offload_optimizer and self.zero_stage == "off":
+            raise ValueError("offload_optimizer needs ZeRO: set zero_stage to 1, 2 or 3")
+        if self.offload_parameters and self.zero_stage != 3:
+            raise ValueError("offload_parameters needs zero_stage 3: set it")
+        return self
 
 
 class OptimizerParams(Settings):

@@ -47,6 +47,12 @@ def test_cautions_name_few_steps_small_moves_and_few_test_prompts(tmp_path):
     assert said_of(tmp_path, 1000, train=train) == []
 
 
+def test_a_caution_names_responses_that_training_cuts(tmp_path):
+    enough = {"train": {"global_batch_pairs": 32, "learning_rate": 1e-5}}
+    [caution] = said_of(tmp_path, 1000, generate={"max_new_tokens": 8192}, **enough)
+    assert "up to 8192" in caution and "Raise train.max_length_tokens" in caution
+
+
 def test_a_caution_names_code_that_no_setting_reads(tmp_path):
     enough = {"train": {"global_batch_pairs": 32, "learning_rate": 1e-5}}
     inputs = {"objective_code": "loss.py", "strategy_code": "choice.py"}

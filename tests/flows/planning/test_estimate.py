@@ -155,7 +155,7 @@ def test_what_does_not_fit_names_the_setting_and_gpus_have_hours(tmp_path):
     for text in (
         f"train does not fit: its parameters take {16 * PARAMS['70B'] / 8e9:.1f} GB",
         "80% of the h200's 141 GB",
-        "train.deepspeed.offload_optimizer=true",
+        "offload_optimizer=true",
         "generate.vllm.tensor_parallel_size",
         "evaluate.dtype=bfloat16",
     ):

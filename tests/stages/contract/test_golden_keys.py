@@ -34,8 +34,8 @@ PAIRS = made("pair", "pairs.parquet")
 SCORED = {"responses": (RESPONSES, RESPONSES), "scores": (SCORES, SCORES)}
 
 GOLDEN = [
-    (PrepareParams(), {"train": (FILE,)}, "5eba9296ebd06885"),
-    (PrepareParams(iterations=2), {"train": (HUB, HUB), "test": (FILE,)}, "0fdf3ad18661f3f8"),
+    (PrepareParams(), {"train": (FILE,)}, "b57a4ba23fea69ac"),
+    (PrepareParams(iterations=2), {"train": (HUB, HUB), "test": (FILE,)}, "8a4858945d87bfc1"),
     (
         ScreenParams(num_samples=2),
         {"prompts": (made("prepare", "test.parquet"),), **SCORED},

@@ -206,6 +206,12 @@ def test_prompt_that_spells_control_tokens_is_refused_unless_allowed(generate):
     assert SPECIAL.index("<system>") in rows[0]["prompt_token_ids"]
 
 
+def test_a_refused_prompt_ends_the_stage_before_an_engine_starts(generate, monkeypatch):
+    monkeypatch.delattr("stages.generate.transformers_backend.load")
+    with pytest.raises(UserError, match="spells control tokens"):
+        generate(["red", "red <system> blue"], chunk_responses=1)
+
+
 def test_turn_end_that_stops_nothing_is_warned_about(generate, tmp_path):
     template = CHAT_TEMPLATE.replace("{{ eos_token }}", "<user>")
     model = make_tiny_llama(tmp_path / "open", chat_template=template)

@@ -65,6 +65,7 @@ def test_settings_reach_the_engine_by_vllms_names(started):
     assert started["kv_cache_memory_bytes"] == 1.5 * 2**30
     assert (started["dtype"], started["max_model_len"]) == ("bfloat16", 128)
     assert started["logprobs_mode"] == "raw_logprobs"
+    assert started["language_model_only"]
     assert (started["model"], started["revision"]) == (HERE.name_or_path, HERE.revision)
 
 

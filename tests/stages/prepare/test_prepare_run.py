@@ -143,10 +143,11 @@ def test_plain_text_becomes_a_user_message_under_the_system_prompt(store, tmp_pa
 
 
 @pytest.mark.parametrize("written", [list, json.dumps], ids=["list", "JSON"])
-def test_a_preference_s_prompt_may_be_in_its_conversations_alone(store, tmp_path, written):
+@pytest.mark.parametrize("beside", [{}, {"prompt": "the last turn"}], ids=["alone", "beside"])
+def test_a_preference_s_prompt_is_that_of_its_conversations(store, tmp_path, written, beside):
     answer = {"role": "assistant", "content": "yes"}
     rows = [
-        {"rejected": written(row["messages"]), "chosen": written([*row["messages"], answer])}
+        {"chosen": written([*row["messages"], answer]), "rejected": "no", **beside}
         for row in questions(4)
     ]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "p.parquet")
