@@ -66,7 +66,7 @@ def read_prompt(row: Mapping[str, Any], params: PrepareParams, columns: Collecti
 def _messages(row: Mapping[str, Any], params: PrepareParams, shown: str) -> Messages:
     names = (params.messages_column, params.prompt_column)
     if names == _DEFAULT_COLUMNS:
-        # A conversation of TRL's preferences: `prompt`, beside it, may be its last turn alone.
+        # TRL's preferences: a `prompt` in its own column may be the conversation's last turn alone.
         chosen = listed_messages(row.get("chosen"), "chosen") or ()
         if len(chosen) > 1:
             return read_messages(chosen, "chosen")

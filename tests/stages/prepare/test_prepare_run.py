@@ -143,11 +143,11 @@ def test_plain_text_becomes_a_user_message_under_the_system_prompt(store, tmp_pa
 
 
 @pytest.mark.parametrize("written", [list, json.dumps], ids=["list", "JSON"])
-@pytest.mark.parametrize("beside", [{}, {"prompt": "the last turn"}], ids=["alone", "beside"])
-def test_a_preference_s_prompt_is_that_of_its_conversations(store, tmp_path, written, beside):
+@pytest.mark.parametrize("columns", [{}, {"prompt": "the last turn"}], ids=["alone", "with-prompt"])
+def test_the_prompt_of_a_preference_is_its_conversations(store, tmp_path, written, columns):
     answer = {"role": "assistant", "content": "yes"}
     rows = [
-        {"chosen": written([*row["messages"], answer]), "rejected": "no", **beside}
+        {"chosen": written([*row["messages"], answer]), "rejected": "no", **columns}
         for row in questions(4)
     ]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "p.parquet")
