@@ -174,12 +174,13 @@ class Remote:
     def _authorization(self) -> dict[str, str]:
         if self._key_env is None:
             return {}
-        key = os.environ.get(self._key_env)
-        if not key:
+        # A key that was read from a file may end in a newline; httpx quotes what it cannot send.
+        key = os.environ.get(self._key_env, "").strip()
+        if not (key and key.isascii() and key.isprintable()):
             raise UserError(
                 f"{self._section}.key_env is {self._key_env}, and that environment variable is not "
-                "set",
-                f"export {self._key_env} where the stage runs",
+                "set, or has characters that are not printable ASCII",
+                f"export {self._key_env} with the key alone where the stage runs",
             )
         return {"Authorization": f"Bearer {key}"}
 

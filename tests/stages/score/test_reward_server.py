@@ -148,8 +148,9 @@ class TestDisagreements:
 
 
 class TestKey:
-    def test_it_is_read_from_the_environment_and_sent(self, serve, score, monkeypatch):
-        monkeypatch.setenv("REWARD_KEY", "s3cret")
+    @pytest.mark.parametrize("exported", ["s3cret", "s3cret\n", " s3cret\r\n"])
+    def test_it_is_read_from_the_environment_and_sent(self, serve, score, monkeypatch, exported):
+        monkeypatch.setenv("REWARD_KEY", exported)
         server = serve(lambda number, request: lengths(request))
         score(server.url, key_env="REWARD_KEY")
         assert {headers["Authorization"] for headers in server.headers_seen} == {"Bearer s3cret"}
@@ -157,6 +158,13 @@ class TestKey:
     def test_it_must_be_there(self, score):
         with pytest.raises(UserError, match="REWARD_KEY, and that environment variable is not set"):
             score("http://127.0.0.1:9", key_env="REWARD_KEY")
+
+    @pytest.mark.parametrize("exported", ["s3cret\nsecond", "s3crét", "s3\x7fcret"])
+    def test_one_that_no_request_can_carry_is_not_quoted(self, score, monkeypatch, exported):
+        monkeypatch.setenv("REWARD_KEY", exported)
+        with pytest.raises(UserError, match=r"REWARD_KEY.*printable") as caught:
+            score("http://127.0.0.1:9", key_env="REWARD_KEY")
+        assert "s3" not in str(caught.value)
 
     def test_a_refused_one_is_named(self, serve, score, monkeypatch):
         monkeypatch.setenv("REWARD_KEY", "wr0ng")
