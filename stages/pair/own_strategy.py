@@ -1,6 +1,7 @@
 """The ``python`` strategy: the two responses to compare by a function in a Python file."""
 
 import operator
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,14 +59,15 @@ def _responses(batch: ScoredBatch, rows: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def try_file(path: Path, name: str, settings: Mapping[str, Any]) -> None:
-    """Calls the function ``name`` of a file on made-up responses without components."""
+    """Calls the function ``name`` of a file on made-up responses, every component of which is 0."""
     made_up = []
     for number, score in enumerate((0.25, 1.0, -0.5, 0.25)):
         response = {
             "messages": [{"role": "user", "content": "A trial prompt."}],
             "response": f"Trial response {number}.",
             "score": score,
-            "components": {},
+            # The oracle's names for them are not known before it has scored.
+            "components": defaultdict(float),
             "num_tokens": 3 + number,
             "logprob": -2.0 - number,
         }

@@ -11,7 +11,7 @@ from flows.pipeline.config import RunConfig
 from flows.pipeline.loading import load_config
 from flows.planning.cautions import cautions
 from stages.contract.errors import UserError
-from tests.flows.loop import geb_ok, geb_refused, started, write_config
+from tests.flows.loop import ROOT, geb_ok, geb_refused, started, write_config
 from tests.flows.probes import wait_until
 from tests.stage_calls import write_jsonl
 
@@ -161,6 +161,14 @@ def test_failing_user_code_is_refused_before_the_first_stage(tmp_path, command, 
     assert "was tried before the run" in refusal
     assert "ZeroDivisionError: division by zero (line 2 of own.py)" in refusal
     assert not (tmp_path / "store/artifacts").exists()
+
+
+@pytest.mark.parametrize("strategy", ["delta_ucb", "drts", "thompson"])
+def test_a_strategy_is_tried_that_reads_components(tmp_path, strategy):
+    inputs = {"strategy_code": str(ROOT / "examples/strategies/uncertain.py")}
+    python = {"function": strategy, "settings": {"heads": "one two"}}
+    pair = {"strategy": "python", "python": python}
+    try_own_code(load_config(write_config(tmp_path, inputs=inputs, pair=pair)), {"pair"})
 
 
 NEEDS_REFERENCES = f"{SCORE}    return [float(each.strip() == 'right') for each in references]\n"
