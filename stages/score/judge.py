@@ -20,7 +20,7 @@ from stages.contract.errors import UserError
 from stages.harness.context import StageContext
 from stages.score.oracle import Oracle, OracleVerdict
 from stages.score.params import JudgeSettings, ScoreParams
-from stages.score.remote import Remote, RequestRows
+from stages.score.remote import RefusedRequestError, Remote, RequestRows
 from stages.tables.join import prompt_starts
 
 _SCORE_LINE = re.compile(r"Score: (-?\d+(?:\.\d+)?)")
@@ -30,6 +30,7 @@ _TIE = 0.5
 # Following samples that each sample is compared with, the first following the last.
 _OPPONENTS = 2
 _SHOWN_CHARACTERS = 80
+_SHORT_QUESTION = "Say OK."
 JudgedRow = Mapping[str, Any]
 
 
@@ -170,6 +171,14 @@ class Judge:
                 f"the judge's template does not render: {error}",
                 f"it may use {', '.join(variables)}",
             ) from error
+        try:
+            return self._reply(question).last_line
+        except RefusedRequestError as error:
+            # A wrong setting makes it refuse a short question too, and the stage ends.
+            self._reply(_SHORT_QUESTION)
+            raise UnscoredError(error.message) from error
+
+    def _reply(self, question: str) -> Reply:
         fields = {
             "temperature": 0,
             "max_tokens": self.settings.max_tokens,
@@ -178,7 +187,7 @@ class Judge:
             "messages": [{"role": "user", "content": question}],
         }
         payload = {name: value for name, value in fields.items() if value is not None}
-        return self.remote.post(payload, Reply).last_line
+        return self.remote.post(payload, Reply)
 
 
 def load(ctx: StageContext[ScoreParams]) -> Oracle:

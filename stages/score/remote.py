@@ -25,10 +25,16 @@ LARGEST_ANSWER = 64 << 20
 """Most bytes of an answer, its compression undone."""
 # A server that asks for a longer wait than this is as good as down.
 _LONGEST_WAIT_SECONDS = 60.0
+# Statuses by which servers refuse what a request asks: it is too long, for example.
+_REFUSALS = (400, 413, 422)
 
 
 class RemoteError(GebError):
     """The server failed at every attempt; a later attempt of the stage may succeed."""
+
+
+class RefusedRequestError(UserError):
+    """The server refuses what a request asks; it may answer others."""
 
 
 class Remote:
@@ -165,7 +171,9 @@ class Remote:
                 f"({self._key_env or 'unset'})",
             )
         if not response.is_success:
-            raise UserError(
+            is_about_the_request = response.status_code in _REFUSALS
+            kind = RefusedRequestError if is_about_the_request else UserError
+            raise kind(
                 f"{self.url} refuses a request with status {response.status_code}: "
                 f"{_start_of(body)}",
                 f"check the settings of {self._section}, and what the server serves",

@@ -122,3 +122,27 @@ def test_marks_that_no_judge_could_give_are_refused(marks):
 def test_an_answer_of_another_kind_is_named(serve, score):
     with pytest.raises(UserError, match="choices: Field required"):
         score(serve(lambda number, request: (200, {"usage": {}})).url, ROWS[:1])
+
+
+def refuse_long(number, request):
+    """A server whose context is short: it answers with a mark what is not too long for it."""
+    if len(asked(request)) > 1000:
+        return 400, {"message": "maximum context length is 8192 tokens"}
+    return completion("Score: 3")
+
+
+@pytest.mark.parametrize("long_one", [0, 2])
+def test_a_refused_question_leaves_its_response_without_score(serve, score, long_one):
+    """Whether the server has answered another one before or not."""
+    rows = [response("q", sample, "text") for sample in range(3)]
+    rows[long_one] = response("q", long_one, "text" * 1000)
+    scores = score(serve(refuse_long).url, rows, max_null_share=0.5, concurrency=1)
+    assert [row["score"] for row in scores] == [None if n == long_one else 3.0 for n in range(3)]
+    assert "maximum context length" in scores[long_one]["error"]
+
+
+def test_settings_that_get_every_question_refused_are_named_at_once(serve, score):
+    server = serve(lambda number, request: (422, {"message": "max_tokens is too large"}))
+    with pytest.raises(UserError, match=r"422: .*max_tokens.*\n.*settings of score\.judge"):
+        score(server.url, ROWS * 50, max_null_share=1, concurrency=1)
+    assert len(server.requests) == 2

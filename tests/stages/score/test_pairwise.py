@@ -88,6 +88,19 @@ def test_an_unclear_verdict_leaves_the_prompt_without_scores(serve, score, text)
     assert f"'Verdict: {text}', not 'Verdict: A'" in scores[0]["error"]
 
 
+def test_a_refused_comparison_leaves_the_prompt_without_scores(serve, score):
+    def behave(number, request):
+        if "long" * 100 in str(request):
+            return 413, {"message": "too large"}
+        is_short = "answer-A" not in str(request)
+        return completion("OK") if is_short else prefer_longer(number, request)
+
+    rows = [*samples("q", "long" * 100, "b", "c"), *samples("r", "long answer", "short")]
+    scores = score(serve(behave).url, rows, max_null_share=0.6)
+    assert points(scores) == [None, None, None, 1.0, 0.0]
+    assert "413" in scores[1]["error"]
+
+
 def test_opponents_are_compared_with_sample_by_sample(serve, score):
     rows = [*samples("q", "long answer", "tiny"), *samples("r", "same", "b")]
     others = [*samples("q", "short", "longer"), *samples("r", "same", "c")]
