@@ -113,6 +113,10 @@ class Evaluation(Settings):
     """Numbers of tries k for which reports have pass@k: the chance that one of k samples is
     correct, estimated without bias from `num_samples` (Chen et al. 2021)."""
 
+    def sampling(self) -> dict[str, Any]:
+        """The settings that an evaluation replaces in `generate`."""
+        return self.model_dump(include=set(SAMPLING))
+
     @model_validator(mode="after")
     def _check_greedy(self) -> Evaluation:
         if not self.temperature and self.num_samples > 1:
@@ -299,8 +303,7 @@ class RunConfig(Settings):
             # Another oracle has other scores of correct responses.
             evaluation = evaluation.model_copy(update={"correct_from": None, "pass_at_k": ()})
         if suite.prompts is None:
-            sampling = self.evaluation.model_dump(include=set(SAMPLING))
-            evaluation = evaluation.model_copy(update=sampling)
+            evaluation = evaluation.model_copy(update=self.evaluation.sampling())
         return self.model_copy(
             update={
                 # Runs of all seeds share the base's samples of a suite's own prompts.

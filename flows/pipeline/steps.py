@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flows.pipeline.config import SAMPLING, SCREEN_TEMPERATURE, UNUSED_BY_SUITES, RunConfig
+from flows.pipeline.config import SCREEN_TEMPERATURE, UNUSED_BY_SUITES, RunConfig
 from flows.pipeline.external import Externals
 from flows.pipeline.inputs import ORACLE_INPUTS
 from flows.pipeline.step import Output, Source, Sources, Step, step_name
@@ -112,8 +112,7 @@ class Steps:
     def for_evaluation(self) -> Sampling:
         """Responses to the held-out prompts; a judge that compares sets them against others."""
         config = self.config
-        sampling = config.evaluation.model_dump(include=set(SAMPLING))
-        params = config.generate.model_copy(update=sampling)
+        params = config.generate.model_copy(update=config.evaluation.sampling())
         return Sampling(params, self._seed("evaluate"), against_opponents=config.score.compares)
 
     def generate(

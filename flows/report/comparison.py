@@ -1,8 +1,9 @@
 """Comparison of runs: figures, and tests against the first run and its method.
 
-Runs whose configurations differ only in seed and name are repetitions of one method; in a sweep,
-runs of one combination of the grid are. Methods are in the order in which their first runs are
-given. Methods with several runs are tested against the first over seeds, single runs by prompt.
+Runs that differ only in seed, name, and settings of speed or place are repetitions of one method;
+in a sweep, runs of one combination of the grid are. Methods are in the order in which their first
+runs are given. Methods with several runs are tested against the first over seeds, single runs by
+prompt.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -121,10 +122,10 @@ class Comparison:
             if done != run.config.iterations:
                 sentences.append(f"{run.run} has {done} of {run.config.iterations} iterations.")
             first_run = self.runs[0]
-            if places := ", ".join(_scored_otherwise(first_run, run)):
+            if places := ", ".join(_evaluated_otherwise(first_run, run)):
                 sentences.append(
-                    f"Rewards may not compare ({places}): the oracle of {run.run} has other "
-                    f"settings, files or base answers than the oracle of {first_run.run}."
+                    f"Figures may not compare ({places}): {run.run} has other sampling there than "
+                    f"{first_run.run}, or an oracle with other settings, files or base answers."
                 )
         return " ".join(sentences)
 
@@ -233,8 +234,8 @@ def compare_summaries(
     return replace(comparison, differences=adjusted(tests))
 
 
-def _scored_otherwise(first: Summary, second: Summary) -> Iterator[str]:
-    """Evaluations of two runs by other oracles, or by a judge that compares with another base.
+def _evaluated_otherwise(first: Summary, second: Summary) -> Iterator[str]:
+    """Evaluations of two runs by other sampling or oracles, or by a judge with another base.
 
     The seed of a warm start does not count: methods are compared over seeds.
     """
@@ -248,8 +249,10 @@ def _scored_otherwise(first: Summary, second: Summary) -> Iterator[str]:
     )
     others = second.config.parts()
     for suite, part in first.config.parts().items():
+        other = others.get(suite, part)
         if (
-            part.score.result_fields() != others.get(suite, part).score.result_fields()
+            part.evaluation.sampling() != other.evaluation.sampling()
+            or part.score.result_fields() != other.score.result_fields()
             or read_other_files(first, second, suite_step_name("base", suite) + "/score/")
             or (part.score.compares and other_base)
         ):

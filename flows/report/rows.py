@@ -3,7 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import stdev
+from typing import Any
 
+from flows.pipeline.config import RunConfig
 from flows.report.statistics import over_seeds
 from flows.report.summary import Summary, kappa_label
 from flows.report.table import FigureRow, column_of, ordered, shown
@@ -25,6 +27,8 @@ _NOT_OF_THE_METHOD = {
     "tracking",
     # A sweep's runs move no alias: what is promoted changes nothing that is learnt.
     "promote",
+    # Compared as parts.
+    "suites",
 }
 
 
@@ -82,9 +86,18 @@ def method_labels(runs: Sequence[Summary]) -> dict[str, str]:
 
 def _repeats(first: Summary, run: Summary) -> bool:
     """True for two runs of one method: the same settings, and the same files from outside."""
-    settings = run.config.model_dump(exclude=_NOT_OF_THE_METHOD)
-    is_same = first.config.model_dump(exclude=_NOT_OF_THE_METHOD) == settings
+    is_same = _method_fields(first.config) == _method_fields(run.config)
     return is_same and not read_other_files(first, run)
+
+
+def _method_fields(config: RunConfig) -> dict[tuple[str, str], Any]:
+    """Settings in which repetitions of one method agree, of the run and its suites."""
+    fields = {}
+    for suite, part in config.parts().items():
+        for name, value in part.result_fields().items():
+            if name not in _NOT_OF_THE_METHOD:
+                fields[suite, name] = value
+    return fields
 
 
 def read_other_files(first: Summary, second: Summary, start: str = "") -> bool:

@@ -115,7 +115,7 @@ def test_runs_of_another_oracle_are_another_method(tmp_path):
         summary.artifacts["base/score/0"] = scored
     edited = compare_summaries(runs)
     assert edited.methods["two"] == "f-DPO, reverse_kl (two)"
-    assert "(held-out prompts): the oracle of two has other" in edited.verdict()
+    assert "(held-out prompts): two has other" in edited.verdict()
 
 
 JUDGE = {"oracle": "judge", "judge": {"url": "http://judge/v1", "model": "a", "mode": "pairwise"}}
@@ -153,6 +153,36 @@ def test_the_oracle_of_a_suite_is_cautioned_as_its_own(two, tmp_path):
         scored = artifact_in(tmp_path / summary.run, code)
         summary.artifacts["base/suite-edited/score/0"] = scored
     assert "may not compare (edited, other): " in compare_summaries(two).verdict()
+
+
+def test_other_sampling_of_an_evaluation_is_cautioned(two):
+    for summary, temperature in zip(two, (0.6, 1.0), strict=True):
+        suites = {"own": {"prompts": "own.jsonl", "evaluation": {"temperature": temperature}}}
+        suites["same"] = {"prompts": "own.jsonl", "evaluation": {"pass_at_k": [1]}}
+        values = {"name": summary.run, "iterations": 1, "suites": suites}
+        summary.config = RunConfig.model_validate(values)
+    assert "may not compare (own): " in compare_summaries(two).verdict()
+    greedy = {"temperature": 0.0, "num_samples": 1}
+    evaluation = two[1].config.evaluation.model_copy(update=greedy)
+    two[1].config = two[1].config.model_copy(update={"evaluation": evaluation})
+    assert "may not compare (held-out prompts, own): " in compare_summaries(two).verdict()
+
+
+def test_repetitions_may_differ_in_settings_of_speed(tmp_path):
+    runs = [run(tmp_path, f"on-{host}", 0.3, seed=seed) for seed, host in enumerate("ab")]
+    for summary in runs:
+        address = f"http://{summary.run}/v1"
+        judge = {"oracle": "judge", "judge": {"url": address, "model": "m"}}
+        changes = {
+            "score": {"reward_model": {"tokens_per_batch": 1024 * (1 + summary.config.seed)}},
+            "generate": {"vllm": {"max_num_seqs": 64 * (1 + summary.config.seed)}},
+            "suites": {"own": {"prompts": "own.jsonl", "score": judge}},
+        }
+        summary.config = RunConfig.model_validate(summary.config.to_values() | changes)
+    assert len(set(compare_summaries(runs).methods.values())) == 1
+    suites = {"own": {"prompts": "other.jsonl"}}
+    runs[1].config = RunConfig.model_validate(runs[1].config.to_values() | {"suites": suites})
+    assert len(set(compare_summaries(runs).methods.values())) == 2
 
 
 def test_the_same_answers_in_other_batches_show_no_difference(tmp_path):
