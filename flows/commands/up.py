@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.common import StorePath, console, quiet_prefect
+from flows.commands.common import console, quiet_prefect
+from flows.pipeline.presets import DEFAULT_STORE, STORE_VARIABLE
 from flows.standing.home import DEFAULT_HOME, HOME_VARIABLE, Home, Standing
 from stages.contract.errors import UserError
 from stages.store.base import Store
@@ -23,7 +24,12 @@ HomePath = Annotated[
 
 
 def up(
-    store: StorePath = "store",
+    store: Annotated[
+        str | None,
+        typer.Option(
+            "--store", envvar=STORE_VARIABLE, help="The store of all runs, in place of a preset's."
+        ),
+    ] = None,
     port: Annotated[
         int, typer.Option(min=1, max=65535, help="Port of a Prefect server started here.")
     ] = 4200,
@@ -45,7 +51,10 @@ def up(
         ended = place.end(_END_SECONDS)
         console.print("ended" if ended else f"nothing of {home} is running", markup=False)
         return
-    opened = open_store(store, create=True)
+    opened = open_store(store or DEFAULT_STORE, create=True)
+    if store:
+        # Deployments take the variable from this process.
+        os.environ[STORE_VARIABLE] = opened.location
     if place.claim():
         _run(place, opened, port, limit, password)
     else:
@@ -73,7 +82,7 @@ def _run(home: Home, store: Store, port: int, limit: int, password: bool) -> Non
             ui = get_current_settings().ui_url or configured.removesuffix("/api")
         else:
             ui = services.start_server(port, password)
-        register_deployments(store.location, Path.cwd(), limit)
+        register_deployments(Path.cwd(), limit)
         services.start_worker()
         standing = Standing(
             pid=os.getpid(),

@@ -12,7 +12,6 @@ from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.events import AutomationCore
 from prefect.exceptions import ObjectAlreadyExists
 
-from flows.pipeline.presets import STORE_VARIABLE
 from flows.runners.command_lines import module_command
 from stages.contract.errors import GebError
 
@@ -21,17 +20,16 @@ DEPLOYMENTS = Path(__file__).with_name("prefect.yaml")
 ZOMBIES = Path(__file__).with_name("zombies.yaml")
 
 
-def register(store: str, folder: Path, limit: int) -> None:
+def register(folder: Path, limit: int) -> None:
     """Creates or updates the work pool, the deployments of ``prefect.yaml`` and the automation.
 
-    Forms start with the store, and relative paths in them in the folder. At most ``limit`` runs are
-    at work at the same time.
+    Relative paths in forms start in the folder. At most ``limit`` runs are at work at once.
     """
     automation = AutomationCore.model_validate(yaml.safe_load(ZOMBIES.read_text()))
     with get_client(sync_client=True) as client:
         with suppress(ObjectAlreadyExists):
             client.create_work_pool(WorkPoolCreate(name=POOL, type="process"))
-        _deploy(store, folder)
+        _deploy(folder)
         runs = client.read_work_queue_by_name("runs", work_pool_name=POOL)
         client.update_work_queue(runs.id, concurrency_limit=limit)
         installed = client.read_automations_by_name(automation.name)
@@ -41,13 +39,12 @@ def register(store: str, folder: Path, limit: int) -> None:
             client.create_automation(automation)
 
 
-def _deploy(store: str, folder: Path) -> None:
+def _deploy(folder: Path) -> None:
     command = module_command(sys.executable, "prefect", "--no-prompt", "deploy", "--all")
-    variables = {"PWD": str(folder), STORE_VARIABLE: store, "GEB_RUNNER": "process"}
     done = subprocess.run(
         [*command, "--prefect-file", str(DEPLOYMENTS)],
         cwd=folder,
-        env=os.environ | variables,
+        env={**os.environ, "PWD": str(folder)},
         capture_output=True,
         text=True,
         check=False,

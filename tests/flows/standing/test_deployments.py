@@ -47,6 +47,7 @@ def deploy(server, kind, folder):
         client.create_work_pool(WorkPoolCreate(name="geb", type=kind, base_job_template=template))
     command = (sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all")
     variables = {"GEB_STORE": "/srv/geb/store", "GEB_RUNNER": kind, "PWD": str(folder)}
+    variables |= {"GEB_CONFIGS": str(ROOT / "configs")}
     done = run_program(
         *command, "--prefect-file", DEPLOYMENTS, cwd=folder, env=os.environ | variables
     )
@@ -64,9 +65,8 @@ def test_every_deployment_is_made_and_is_what_it_says(prefect_server, kind, tmp_
         # A run that sends none is treated as dead.
         assert environment[HEARTBEAT_VARIABLE] == str(PREFECT_HEARTBEAT_SECONDS)
         assert environment["GEB_STORE"] == "/srv/geb/store"
+        assert environment["GEB_CONFIGS"] == str(ROOT / "configs")
         assert deployment.job_variables["working_dir"] == str(tmp_path)
-        # A variable that was not set would have become nothing.
-        assert "" not in leaves(deployment.job_variables)
     for flow in (iterate, evaluate, sweep):
         parameters = deployments[f"{flow.name}/{flow.name}"].parameters
         volumes = "execution.kubernetes.volumes={/srv/geb: {claim: geb}}"
@@ -76,10 +76,13 @@ def test_every_deployment_is_made_and_is_what_it_says(prefect_server, kind, tmp_
 
 def test_geb_up_deploys_the_same_file(prefect_server, tmp_path, monkeypatch):
     by_hand = deploy(prefect_server, "process", tmp_path)
+    monkeypatch.setenv("GEB_STORE", "/srv/geb/store")
+    monkeypatch.setenv("GEB_RUNNER", "process")
+    monkeypatch.setenv("GEB_CONFIGS", str(ROOT / "configs"))
     monkeypatch.setenv("PREFECT_API_URL", prefect_server)
     with temporary_settings({PREFECT_API_URL: prefect_server}):
-        register("/srv/geb/store", tmp_path, 2)
-        register("/srv/geb/store", tmp_path, 1)
+        register(tmp_path, 2)
+        register(tmp_path, 1)
     with SyncPrefectClient(prefect_server) as client:
         for name, deployment in by_hand.items():
             again = client.read_deployment_by_name(name)
@@ -90,6 +93,22 @@ def test_geb_up_deploys_the_same_file(prefect_server, tmp_path, monkeypatch):
         assert client.read_work_queue_by_name("runs", work_pool_name="geb").concurrency_limit == 1
         name = yaml.safe_load(ZOMBIES.read_text())["name"]
         assert len(client.read_automations_by_name(name)) == 1
+
+
+def test_a_preset_keeps_its_runner_and_its_store(prefect_server, tmp_path, monkeypatch):
+    text = "store: /preset\nexecution: {runner: docker}\n"
+    (tmp_path / "mine.yaml").write_text(text)
+    monkeypatch.setenv("GEB_CONFIGS", str(tmp_path))
+    for name in ("GEB_STORE", "GEB_RUNNER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PREFECT_API_URL", prefect_server)
+    with temporary_settings({PREFECT_API_URL: prefect_server}):
+        register(tmp_path, 1)
+    with SyncPrefectClient(prefect_server) as client:
+        deployment = client.read_deployment_by_name("iterate/iterate")
+    assert "" not in leaves(deployment.job_variables)
+    config = configured("mine", deployment.parameters["config"])
+    assert (config.store, config.execution.runner) == ("/preset", "docker")
 
 
 def test_the_job_of_a_run_on_kubernetes(prefect_server, tmp_path):
