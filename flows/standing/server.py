@@ -122,9 +122,12 @@ def start_server(
 
 def _reach_loopback() -> None:
     """Keeps requests of this process and its children to this machine from a proxy."""
-    for name in ("NO_PROXY", "no_proxy"):
-        hosts = os.environ.get(name)
-        os.environ[name] = f"{hosts},127.0.0.1" if hosts else "127.0.0.1"
+    # A library reads only one of the two.
+    names = ("NO_PROXY", "no_proxy")
+    hosts = {"127.0.0.1"}
+    for name in names:
+        hosts |= set(filter(None, os.environ.get(name, "").split(",")))
+    os.environ.update(dict.fromkeys(names, ",".join(sorted(hosts))))
 
 
 def is_prefect(api: str) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import sqlite3
 
 import httpx
@@ -84,8 +85,10 @@ def test_a_transaction_that_reads_first_may_write_while_others_do(tmp_path, monk
 
 
 @pytest.fixture
-def api(tmp_path):
-    """A server as `geb up` and `geb run` start it."""
+def api(tmp_path, monkeypatch):
+    """A server as `geb up` and `geb run` start it, where a user keeps a host from the proxy."""
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.setenv("no_proxy", ".example.org")
     address = f"http://127.0.0.1:{free_port()}"
     started = start_server(address, tmp_path / "server.log", {"PREFECT_HOME": str(tmp_path)})
     yield f"{address}/api"
@@ -100,3 +103,6 @@ def test_a_page_of_another_origin_makes_nothing(api):
         assert refused.status_code == 403
     assert httpx.get(ui, headers={"Origin": ui}, follow_redirects=True).is_success
     assert httpx.post(f"{api}/flows/count", json={}, headers={"Origin": ui}).json() == 0
+    # Both, or a library that reads the one would ask the proxy.
+    for name in ("NO_PROXY", "no_proxy"):
+        assert os.environ[name] == ".example.org,127.0.0.1"
