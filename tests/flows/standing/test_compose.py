@@ -38,3 +38,9 @@ def test_forms_offer_the_presets_of_the_worker():
         SERVICES[name]["environment"]["GEB_CONFIGS"] for name in ("worker", "deployments")
     )
     assert of_form == of_worker
+
+
+def test_gpus_are_locked_where_the_image_lets_every_user_write():
+    folder = SERVICES["worker"]["environment"]["GEB_GPU_LOCKS"]
+    assert f"gpu-locks:{folder}" in SERVICES["worker"]["volumes"]
+    assert f"mkdir -m 1777 -p {folder}\n" in (ROOT / "docker/Dockerfile").read_text()
