@@ -1,12 +1,18 @@
 """The image geb-flows and docker/compose.yaml, as far as no engine is needed."""
 
+import os
 import re
 import shutil
+import subprocess
 import sys
 
+import httpx
+import pytest
 import yaml
 
+from flows.standing.server import free_port, is_prefect
 from tests.flows.loop import ROOT
+from tests.flows.probes import wait_until
 from tests.programs import run_program
 
 SERVICES = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())["services"]
@@ -44,3 +50,25 @@ def test_gpus_are_locked_where_the_image_lets_every_user_write():
     folder = SERVICES["worker"]["environment"]["GEB_GPU_LOCKS"]
     assert f"gpu-locks:{folder}" in SERVICES["worker"]["volumes"]
     assert f"mkdir -m 1777 -p {folder}\n" in (ROOT / "docker/Dockerfile").read_text()
+
+
+@pytest.mark.slow
+def test_the_server_serves_workers_and_no_page_of_another_site(tmp_path):
+    server = SERVICES["server"]
+    address = f"127.0.0.1:{free_port()}"
+    host, port = address.split(":")
+    command = [word.replace("0.0.0.0", host).replace("4200", port) for word in server["command"]]
+    hosts = server["environment"]["GEB_ALLOWED_HOSTS"].replace("${GEB_ALLOWED_HOSTS:-}", "")
+    variables = {"PREFECT_HOME": str(tmp_path), "PREFECT_API_URL": "", "GEB_ALLOWED_HOSTS": hosts}
+    of_workers = SERVICES["worker"]["environment"]["PREFECT_API_URL"]
+    name = of_workers.removeprefix("http://").removesuffix("/api")
+    process = subprocess.Popen([sys.executable, *command[1:]], env=os.environ | variables)
+    try:
+        wait_until(lambda: is_prefect(f"http://{address}/api"))
+        count = f"http://{address}/api/flows/count"
+        assert httpx.post(count, json={}, headers={"Host": name}).is_success
+        for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}):
+            assert httpx.post(count, json={}, headers=headers).status_code == 403
+    finally:
+        process.terminate()
+        process.wait()
