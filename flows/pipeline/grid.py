@@ -100,11 +100,8 @@ def _require_one_sweep(configs: Sequence[RunConfig]) -> None:
 
 def _run_name(prefix: str, fields: Mapping[str, Any], seed: int) -> str:
     """Name of a run; one that a file cannot have in full is cut and gets a digest."""
-    parts = [prefix]
-    for name, value in fields.items():
-        short = name.rpartition(".")[2]
-        parts.append(f"{short}_{value}")
-    whole = "-".join([*parts, f"s{seed}"])
+    values = [f"{name}_{value}" for name, value in fields.items()]
+    whole = "-".join([prefix, *values, f"s{seed}"])
     plain = re.sub(r"[^A-Za-z0-9._-]+", "_", whole)
     if plain == whole and len(plain) <= _MAX_NAME:
         return plain

@@ -122,12 +122,12 @@ def test_a_broken_oracle_is_refused_before_models_are_sampled(trained, tmp_path)
 def test_a_sweep_ends_with_a_row_for_each_combination(trained):
     grid = ["--grid", "train.kappa=0.5,1", "--seeds", "0", "--name", "try"]
     runs = {run["run"]: run for run in geb_json("sweep", trained, *grid, "--dry-run")}
-    assert runs["try-kappa_1-s0"]["compute"] == 1, "all but promote is the finished run's"
+    assert runs["try-train.kappa_1-s0"]["compute"] == 1, "all but promote is the finished run's"
     done = geb_ok("sweep", trained, *grid, "--json", "--parallel-runs", "2")
     document = json.loads(done.stdout)
     assert document["methods"] == {
-        "try-kappa_0.5-s0": "train.kappa=0.5",
-        "try-kappa_1-s0": "train.kappa=1",
+        "try-train.kappa_0.5-s0": "train.kappa=0.5",
+        "try-train.kappa_1-s0": "train.kappa=1",
     }
     page = Path(document["page"])
     assert page.is_relative_to(trained.parent / "store/runs/try")
@@ -135,7 +135,7 @@ def test_a_sweep_ends_with_a_row_for_each_combination(trained):
     text = page.read_text()
     assert document["verdict"] in html.unescape(text)
     last = geb_json("report", "small", "--store", trained.parent / "store")["rows"][-1]
-    figures = document["figures"]["try-kappa_1-s0"]["held-out prompts"]["figures"]
+    figures = document["figures"]["try-train.kappa_1-s0"]["held-out prompts"]["figures"]
     assert {"mean_reward", "win_rate", "tied_prompts", "pairs", "loss"} <= figures.keys()
     assert figures == last["figures"]
     listed = geb_json("status", "--store", trained.parent / "store")

@@ -20,22 +20,32 @@ def test_a_grid_times_seeds_with_names_of_their_own():
     )
     runs = [(cell.config.name, cell.config.train.kappa, cell.config.seed) for cell in planned]
     assert runs == [
-        ("try-kappa_0.5-s0", 0.5, 0),
-        ("try-kappa_0.5-s7", 0.5, 7),
-        ("try-kappa_1-s0", 1, 0),
-        ("try-kappa_1-s7", 1, 7),
+        ("try-train.kappa_0.5-s0", 0.5, 0),
+        ("try-train.kappa_0.5-s7", 0.5, 7),
+        ("try-train.kappa_1-s0", 1, 0),
+        ("try-train.kappa_1-s7", 1, 7),
     ]
     assert {cell.method for cell in planned} == {"train.kappa=0.5", "train.kappa=1"}
+
+
+def test_fields_of_one_name_in_two_sections_are_told_apart():
+    """Otherwise two sweeps of one configuration would write the same runs."""
+    names = set()
+    for section in ("generate", "evaluation"):
+        axes = {f"{section}.temperature": [0.7, 1.0]}
+        planned = cells("try", [configured("quickstart", {})], axes, [0])
+        names |= {cell.config.name for cell in planned}
+    assert len(names) == 4
 
 
 def test_several_configurations_are_methods_beside_each_other():
     configs = [configured(name, {}) for name in ("quickstart", "quickstart-fdpo")]
     planned = cells("try", configs, parse_axes(["train.epochs=1,2"]), [0])
     assert [(cell.config.name, cell.method) for cell in planned] == [
-        ("try-quickstart-epochs_1-s0", "quickstart, train.epochs=1"),
-        ("try-quickstart-epochs_2-s0", "quickstart, train.epochs=2"),
-        ("try-quickstart-fdpo-epochs_1-s0", "quickstart-fdpo, train.epochs=1"),
-        ("try-quickstart-fdpo-epochs_2-s0", "quickstart-fdpo, train.epochs=2"),
+        ("try-quickstart-train.epochs_1-s0", "quickstart, train.epochs=1"),
+        ("try-quickstart-train.epochs_2-s0", "quickstart, train.epochs=2"),
+        ("try-quickstart-fdpo-train.epochs_1-s0", "quickstart-fdpo, train.epochs=1"),
+        ("try-quickstart-fdpo-train.epochs_2-s0", "quickstart-fdpo, train.epochs=2"),
     ]
     designs = [(cell.config.train.design, cell.config.train.epochs) for cell in planned]
     assert designs == [("one_minus_pi", 1), ("one_minus_pi", 2), ("none", 1), ("none", 2)]
@@ -135,7 +145,10 @@ def test_a_grid_over_kappa_excludes_a_target_ratio():
 def test_the_baseline_and_a_calibrated_design_are_one_grid():
     axes = {"train.design": ["none", "one_minus_pi"]}
     runs = [cell.config for cell in cells("try", [_calibrated()], axes, [0])]
-    assert [run.name for run in runs] == ["try-design_none-s0", "try-design_one_minus_pi-s0"]
+    assert [run.name for run in runs] == [
+        "try-train.design_none-s0",
+        "try-train.design_one_minus_pi-s0",
+    ]
     assert [kappa_label(run.train) for run in runs] == ["", "ratio 0.001"]
 
 
