@@ -102,14 +102,15 @@ def test_a_wrong_template_is_refused(score, template, what):
         score("http://127.0.0.1:9", template=template)
 
 
-def test_the_paper_s_judge_of_coherence_marks_from_0_to_3(serve, score):
-    server = serve(lambda number, request: completion("Nonsense.\nScore: 3"))
+def test_the_judge_of_coherence_marks_nonsense_lower(serve, score):
+    server = serve(lambda number, request: completion("Nonsense.\nScore: 0"))
     template = (ROOT / "configs/suites/coherence.jinja").read_text()
     rows = score(server.url, template=template, marks=(0, 3))
-    assert [row["score"] for row in rows] == [3.0, 3.0]
+    assert [row["score"] for row in rows] == [0.0, 0.0]
     assert rows[0]["oracle"].endswith(":0-3")
     texts = [asked(request) for request in server.requests]
-    assert all("0: fully coherent" in text for text in texts)
+    assert all("3: fully coherent" in text for text in texts)
+    assert all("0: complete nonsense" in text for text in texts)
     assert all("a number from 0 to 3" in text for text in texts)
 
 
