@@ -33,12 +33,16 @@ def check_host(config: RunConfig, stages: Collection[str]) -> None:
     """Refuses a run whose ``stages`` this host cannot take.
 
     Raises:
-        UserError: Stages ask for more GPUs than it has, or its Docker engine does not answer.
+        UserError: Stages ask for more GPUs than it has, its Docker engine does not answer, or its
+            environment lacks a secret of a container.
     """
     runner = config.execution.runner
     if runner == "docker":
         from flows.runners.docker.container import connect
+        from flows.runners.docker.place import secrets_for
 
+        for stage in stages:
+            secrets_for(config.execution.docker, stage)
         try:
             connect().close()
         except PlaceAwayError as error:

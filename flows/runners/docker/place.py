@@ -14,7 +14,7 @@ import docker
 from docker.errors import APIError
 from docker.models.containers import Container
 
-from flows.pipeline.placement import Execution
+from flows.pipeline.placement import DockerSettings, Execution
 from flows.runners.command_lines import stage_command
 from flows.runners.docker.container import (
     StageContainer,
@@ -62,7 +62,7 @@ class DockerPlace:
             try:
                 container = self._create(client, job, tuple(gpus))
                 stack.callback(remove_container, container, self._grace_seconds)
-                stack.enter_context(_started(container, self._secrets(request)))
+                stack.enter_context(_started(container, secrets_for(self._settings, request.stage)))
             except APIError as error:
                 raise _refused(request, error) from error
             return StageContainer(job, container, stack.pop_all(), self._grace_seconds)
@@ -108,16 +108,17 @@ class DockerPlace:
         )
         return client.containers.create(image.id, name=work_name(request), **options)
 
-    def _secrets(self, request: Request) -> dict[str, str]:
-        """Values of the stage's secrets; UserError if the orchestrator's environment lacks one."""
-        names = self._settings.secrets.get(request.stage, ())
-        if missing := [name for name in names if name not in os.environ]:
-            raise UserError(
-                f"execution.docker.secrets.{request.stage} names {', '.join(missing)}, which the "
-                "orchestrator's environment does not have",
-                "set it there, or take the name out",
-            )
-        return {name: os.environ[name] for name in names}
+
+def secrets_for(settings: DockerSettings, stage: str) -> dict[str, str]:
+    """Values of a stage's secrets; UserError if the orchestrator's environment lacks one."""
+    names = settings.secrets.get(stage, ())
+    if missing := [name for name in names if name not in os.environ]:
+        raise UserError(
+            f"execution.docker.secrets.{stage} names {', '.join(missing)}, which the "
+            "orchestrator's environment does not have",
+            "set it there, or take the name out",
+        )
+    return {name: os.environ[name] for name in names}
 
 
 def _gpus_in_use(client: docker.DockerClient) -> Iterator[str]:

@@ -7,11 +7,10 @@ orchestrator and batch program need of each other; Slurm is asked how the job is
 import shutil
 
 from flows.pipeline.placement import Execution
-from flows.pipeline.preflight import require_interpreter
 from flows.runners.place import StageJob, Work, work_name
 from flows.runners.slurm import client
-from flows.runners.slurm.job import batch_program, default_interpreter
-from flows.runners.slurm.submission import submit_job
+from flows.runners.slurm.job import batch_program
+from flows.runners.slurm.submission import checked_interpreter, submit_job
 from flows.runners.slurm.work import SlurmJob, folders_for, jobs_folder
 from stages.contract.events import Log
 
@@ -41,11 +40,7 @@ class SlurmPlace:
         """See :class:`flows.runners.place.Place`."""
         request = job.request
         execution = self._execution
-        interpreter = default_interpreter(execution, request)
-        in_container = execution.slurm.job(request.stage).container is not None
-        if not in_container:
-            # The nodes start it by the same path.
-            require_interpreter(request.stage, interpreter)
+        interpreter = checked_interpreter(request, execution)
         name = work_name(request)
         folder = jobs_folder(job.store) / name
         folder.mkdir(parents=True)

@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from flows.pipeline.placement import Execution
+from flows.pipeline.preflight import require_interpreter
 from flows.runners.command_lines import preflight_request
 from flows.runners.place import NoRoomError, PlaceAwayError
 from flows.runners.slurm import client
-from flows.runners.slurm.job import submit_options
+from flows.runners.slurm.job import default_interpreter, submit_options
 from stages.contract.errors import UserError
 from stages.contract.request import Request, Resources
 
@@ -74,10 +75,21 @@ def check_jobs(execution: Execution, resources: Mapping[str, Resources]) -> None
     """Checks settings and ``resources`` of stages by their names.
 
     Raises:
-        UserError: Slurm would never run the job of a stage, or its commands are not here.
+        UserError: Slurm would never run the job of a stage, or its commands or a stage's Python are
+            not here.
     """
     for stage, limits in resources.items():
-        check_job(preflight_request(stage, limits), execution)
+        request = preflight_request(stage, limits)
+        checked_interpreter(request, execution)
+        check_job(request, execution)
+
+
+def checked_interpreter(request: Request, execution: Execution) -> str:
+    """Python of a stage; UserError if this host lacks it: nodes start it by the same path."""
+    interpreter = default_interpreter(execution, request)
+    if execution.slurm.job(request.stage).container is None:
+        require_interpreter(request.stage, interpreter)
+    return interpreter
 
 
 def check_job(request: Request, execution: Execution) -> None:

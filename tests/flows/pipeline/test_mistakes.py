@@ -125,6 +125,22 @@ SETTINGS = {
     ],
     "generate.max_length_tokens=50 evaluation.max_new_tokens=50": ["context has 50 tokens"],
     "evaluation.max_new_tokens=64": ["evaluation.max_new_tokens is 64", "context has 64 tokens"],
+    "suites.more={prompts: @/number.jsonl}": ["number.jsonl, line 1"],
+    "score.oracle=math_verify inputs.prompts=[@/many.jsonl]": [
+        "score.oracle needs reference answers",
+        "none of the first 40 prompts",
+        "set prepare.reference_column",
+    ],
+    "suites.gold.score.oracle=math_verify inputs.prompts=[@/many.jsonl]": [
+        "suites.gold.score.oracle needs reference answers",
+        "set prepare.reference_column",
+    ],
+    "suites.more={prompts: @/good.jsonl, score: {oracle: math_verify}}": [
+        "suites.more.score.oracle needs",
+        "set suites.more.prepare.reference_column",
+    ],
+    "suites.more={prompts: @/good.jsonl, score: {oracle: judge, judge: {url: http://host, "
+    "model: m, mode: pairwise, against: reference}}}": ["suites.more.score.oracle needs"],
     "inputs.prompts=[@/no-user.jsonl]": ["no-user.jsonl, line 1", "user"],
 }
 # Addresses and keys of servers; {} is the oracle.
@@ -240,6 +256,7 @@ def place(tmp_path_factory):
         "good": [{"prompt": "red"}],
         "empty": [],
         "held-out": [{"prompt": f"red {number}"} for number in range(16)],
+        "many": [{"prompt": f"red {number}", "answer": "blue"} for number in range(40)],
         "control": [{"prompt": "red <user> blue"}],
         "number": [{"prompt": 5}],
         "picture": [{"prompt": "red", "images": ["red.png"]}],
@@ -294,6 +311,15 @@ def test_a_run_on_preferences_is_not_asked_how_it_samples(tmp_path, geb_here):
     inputs = {"prompts": [], "preferences": str(data)}
     config = write_config(tmp_path, inputs=inputs, generate={"max_new_tokens": 64})
     code, message = geb_here("plan", config)
+    assert code == 0, message
+
+
+def test_prompts_that_only_train_need_no_reference_answers(tmp_path, geb_here):
+    """The oracle scores held-out prompts, which have them."""
+    held_out = [{"prompt": f"{number} · 2?", "reference_answer": "4"} for number in range(40)]
+    inputs = {"test_prompts": str(write_jsonl(tmp_path / "held-out.jsonl", held_out))}
+    suites = {"sums": {"score": {"oracle": "math_verify"}}}
+    code, message = geb_here("plan", write_config(tmp_path, inputs=inputs, suites=suites))
     assert code == 0, message
 
 
