@@ -27,7 +27,7 @@ _PROMPTS = 2
 def try_own_code(
     config: RunConfig, stages: Container[str] = frozenset({"score", "pair", "train"})
 ) -> None:
-    """Calls the custom functions that stages would call, each once in a process.
+    """Calls the custom functions that stages of a run and its suites would call, in a process each.
 
     Runners that start stages elsewhere have them tried there, and a function that takes too long is
     left to its stage.
@@ -39,17 +39,23 @@ def try_own_code(
         return
     inputs = config.inputs
     trials = []
-    if "python" in config.score.parts:
-        trials.append(("score", "oracle", "stages.score.python_function", inputs.oracle_code))
+    for part in config.parts().values():
+        code = part.inputs.oracle_code
+        if "python" in part.score.parts:
+            trials.append((part, "score", "oracle", "stages.score.python_function", code))
+    code = inputs.objective_code
     if config.train.objective == "python":
-        trials.append(("train", "objective", "stages.train.own_objective", inputs.objective_code))
+        trials.append((config, "train", "objective", "stages.train.own_objective", code))
+    code = inputs.strategy_code
     if config.pair.strategy == "python":
-        trials.append(("pair", "pair strategy", "stages.pair.own_strategy", inputs.strategy_code))
-    for stage, noun, module, code in trials:
+        trials.append((config, "pair", "pair strategy", "stages.pair.own_strategy", code))
+    for part, stage, noun, module, code in trials:
         source = resolve(code, "dataset") if code and stage in stages else None
         if isinstance(source, FileInput):
-            python = getattr(config, stage).python
-            example = _first_prompts(config) if stage == "score" else python.settings
+            python = getattr(part, stage).python
+            # A suite that names no prompts scores the run's.
+            prompts = _first_prompts(part if part.inputs.test_prompts else config)
+            example = prompts if stage == "score" else python.settings
             _call(
                 config.execution.interpreters.get(stage, sys.executable),
                 noun,

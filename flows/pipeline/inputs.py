@@ -129,7 +129,8 @@ def resolve_compared(config: RunConfig, models: ComparedModels) -> tuple[RunConf
     external["policy"] = [resolve_model(models.policy, store)]
     external["base"] = [resolve_model(base, store)]
     name = f"{config.name}-evaluation-{sha256_of(vars(models))[:8]}"
-    return config.model_copy(update={"name": name}), external
+    # No other suite is scored.
+    return config.model_copy(update={"name": name, "suites": {}}), external
 
 
 def _require_own_code(config: RunConfig) -> None:

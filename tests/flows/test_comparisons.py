@@ -62,6 +62,11 @@ def test_a_checkpoint_is_evaluated_on_other_prompts(trained, tmp_path):
     prompts.write_text("\n".join(lines) + "\n")
     checkpoint = geb_json("report", "small", "--store", trained.parent / "store")["checkpoint"]
     others = ("--set", f"inputs.test_prompts={prompts}")
+    # The oracle of a suite is not needed, nor tried.
+    broken = tmp_path / "broken.py"
+    broken.write_text("1 / 0\n")
+    suite = json.dumps({"score": {"oracle": "python"}, "oracle_code": str(broken)})
+    others += ("--set", f"suites.more={suite}")
     done = geb_ok(*("evaluate", trained, checkpoint, "--base", "small:1", *others))
     assert "win rate" in done.stdout
     metrics = Path(done.stdout.split("metrics")[-1].split()[0]) / "metrics.json"

@@ -129,6 +129,24 @@ def test_the_oracle_of_a_suite_is_tried_on_the_suite_s_prompts(tmp_path):
         try_own_code(config, {"score"})
 
 
+@pytest.mark.parametrize("prompts", ["own", "the run's"])
+def test_the_oracle_of_a_suite_is_tried_before_the_run(tmp_path, prompts):
+    write_jsonl(tmp_path / "prompts.jsonl", [{"prompt": "What?", "reference_answer": "right"}])
+    code = tmp_path / "own.py"
+    code.write_text(NEEDS_REFERENCES)
+    suite = {"score": {"oracle": "python"}, "oracle_code": str(code)}
+    inputs = {"prompts": [str(tmp_path / "prompts.jsonl")]}
+    if prompts == "own":
+        suite["prompts"] = str(tmp_path / "prompts.jsonl")
+        inputs = {}
+    works = f"{SCORE}    return [0.0] * len(responses)\n"
+    config = load_config(with_oracle(tmp_path, works, inputs=inputs, suites={"own": suite}))
+    try_own_code(config)
+    code.write_text(NEEDS_REFERENCES.replace("return [", "return [0.0] + ["))
+    with pytest.raises(UserError, match=r"own\.py:score returned 3 scores for 2 responses"):
+        try_own_code(config)
+
+
 def test_a_tried_oracle_does_not_get_the_orchestrator_s_secrets(tmp_path, monkeypatch):
     code = (
         f"import os\n{SCORE}"

@@ -28,7 +28,7 @@ def test_a_grid_times_seeds_with_names_of_their_own():
     assert {cell.method for cell in planned} == {"train.kappa=0.5", "train.kappa=1"}
 
 
-def test_fields_of_one_name_in_two_sections_are_told_apart():
+def test_runs_over_equal_names_of_two_sections_have_distinct_names():
     """Otherwise two sweeps of one configuration would write the same runs."""
     names = set()
     for section in ("generate", "evaluation"):
