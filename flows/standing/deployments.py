@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate
 from prefect.events import AutomationCore
 from prefect.exceptions import ObjectAlreadyExists
 
@@ -23,13 +23,21 @@ ZOMBIES = Path(__file__).with_name("zombies.yaml")
 def register(folder: Path, limit: int) -> None:
     """Creates or updates the work pool, the deployments of ``prefect.yaml`` and the automation.
 
-    Relative paths in forms start in the folder. At most ``limit`` runs are at work at once.
+    Relative paths in forms start in the folder. At most ``limit`` runs are at work at once. A
+    deployment keeps its limit of concurrent runs.
     """
     automation = AutomationCore.model_validate(yaml.safe_load(ZOMBIES.read_text()))
     with get_client(sync_client=True) as client:
         with suppress(ObjectAlreadyExists):
             client.create_work_pool(WorkPoolCreate(name=POOL, type="process"))
+        deployed = client.read_deployments()
         _deploy(folder)
+        for before in deployed:
+            # `prefect deploy` has removed it.
+            if before.work_pool_name == POOL and (kept := before.global_concurrency_limit):
+                options = before.concurrency_options
+                update = DeploymentUpdate(concurrency_limit=kept.limit, concurrency_options=options)
+                client.update_deployment(before.id, update)
         runs = client.read_work_queue_by_name("runs", work_pool_name=POOL)
         client.update_work_queue(runs.id, concurrency_limit=limit)
         installed = client.read_automations_by_name(automation.name)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate
 from prefect.deployments.runner import EntrypointType
 from prefect.events import AutomationCore
 from prefect.exceptions import ObjectNotFound
@@ -109,6 +109,28 @@ def test_a_preset_keeps_its_runner_and_its_store(prefect_server, tmp_path, monke
     assert "" not in leaves(deployment.job_variables)
     config = configured("mine", deployment.parameters["config"])
     assert (config.store, config.execution.runner) == ("/preset", "docker")
+
+
+def test_a_limit_of_a_deployment_outlives_geb_up(prefect_server, tmp_path, monkeypatch):
+    monkeypatch.setenv("PREFECT_API_URL", prefect_server)
+    with temporary_settings({PREFECT_API_URL: prefect_server}):
+        register(tmp_path, 1)
+        with SyncPrefectClient(prefect_server) as client:
+            path = f"/deployments/{client.read_deployment_by_name('iterate/iterate').id}"
+            # As docs/operations.md has it.
+            data = {
+                "concurrency_limit": 1,
+                "concurrency_options": {"collision_strategy": "ENQUEUE"},
+            }
+            command = (sys.executable, "-m", "prefect", "api", "PATCH", path)
+            done = run_program(*command, "--data", json.dumps(data))
+            assert done.returncode == 0, done.stdout + done.stderr
+        register(tmp_path, 1)
+    with SyncPrefectClient(prefect_server) as client:
+        deployment = client.read_deployment_by_name("iterate/iterate")
+        assert deployment.global_concurrency_limit.limit == 1
+        assert deployment.concurrency_options.collision_strategy == "ENQUEUE"
+        client.update_deployment(deployment.id, DeploymentUpdate(concurrency_limit=None))
 
 
 def test_the_job_of_a_run_on_kubernetes(prefect_server, tmp_path):
