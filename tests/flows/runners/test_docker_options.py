@@ -6,7 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from flows.pipeline.config import RunConfig
 from flows.pipeline.placement import DockerSettings
+from flows.runners.choose import check_host
 from flows.runners.docker.images import find_image
 from flows.runners.docker.options import (
     container_options,
@@ -158,3 +160,11 @@ def test_an_image_of_other_code_is_refused(request_):
     with pytest.raises(UserError, match="holds other code") as caught:
         find_image(engine, DockerSettings(images={"probe": "registry/geb-probe:1"}), request_)
     assert "docker/build.sh" in caught.value.remedy
+
+
+def test_a_secret_that_is_not_set_is_named_before_a_run(monkeypatch):
+    monkeypatch.delenv("JUDGE_KEY", raising=False)
+    docker = {"secrets": {"score": ["JUDGE_KEY"]}}
+    config = RunConfig(execution={"runner": "docker", "docker": docker})
+    with pytest.raises(UserError, match=r"secrets\.score names JUDGE_KEY"):
+        check_host(config, {"generate", "score"})

@@ -12,9 +12,11 @@ from flows.runners.runner import Runner
 from flows.runners.slurm import client
 from flows.runners.slurm.job import batch_program
 from flows.runners.slurm.place import SlurmPlace
+from flows.runners.slurm.submission import check_jobs
 from flows.runners.slurm.work import jobs_folder
-from stages.contract.errors import StoppedError
+from stages.contract.errors import StoppedError, UserError
 from stages.contract.events import Log
+from stages.contract.request import Resources
 from stages.store.base import Store
 from tests.flows.runners.stage_jobs import job_of
 from tests.programs import run_program
@@ -109,3 +111,12 @@ def test_a_run_that_ends_submits_no_waiting_job(request_, store, scheduler):
     with pytest.raises(StoppedError):
         ending.run(request_, lambda event: None)
     assert scheduler.calls == []
+
+
+def test_a_stage_without_its_python_is_refused_before_a_run(scheduler):
+    stages = {"generate": Resources(), "train": Resources()}
+    interpreters = {"train": "/no/such/python"}
+    with pytest.raises(UserError, match="/no/such/python for stage 'train'"):
+        check_jobs(Execution(interpreters=interpreters), stages)
+    slurm = {"stages": {"train": {"container": "apptainer exec train.sif"}}}
+    check_jobs(Execution(interpreters=interpreters, slurm=slurm), stages)
