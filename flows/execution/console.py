@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import suppress
 
 from rich.console import Console
 from rich.markup import escape
@@ -82,4 +83,6 @@ class ConsoleObserver(Observer):
     def _say(self, run: str, text: str) -> None:
         name = "" if self._num_steps else f"{escape(run)} "
         clock = f"[dim]{time.monotonic() - self._begun:7.1f} s[/]"
-        self._console.print(f"{clock} {name}{text}", highlight=False)
+        # A full disk below the output must not end the run.
+        with suppress(OSError):
+            self._console.print(f"{clock} {name}{text}", highlight=False)

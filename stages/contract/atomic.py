@@ -10,6 +10,8 @@ from pathlib import Path
 
 from stages.contract.errors import GebError, UserError
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
 
 @contextmanager
 def atomic_path(path: Path, *, durable: bool = False) -> Iterator[Path]:
@@ -56,7 +58,7 @@ def fsync(path: Path) -> None:
 def explain_disk_errors(folder: Path) -> Iterator[None]:
     """Turns "no space left", "read-only" and "denied" into one clear message.
 
-    A file that is denied outside of the store is named itself.
+    A file that is denied or full outside of the store is named itself.
     """
     try:
         yield
@@ -65,22 +67,27 @@ def explain_disk_errors(folder: Path) -> Iterator[None]:
         raise
     except Exception as error:
         number = _error_number(error)
-        remedy = "free some space (`geb gc` lists what can go) or put the store elsewhere"
-        if number in (errno.ENOSPC, errno.EDQUOT):
-            raise UserError(f"no space left on the device that holds {folder}", remedy) from error
-        if number in (errno.EROFS, errno.EACCES, errno.EPERM):
-            named = getattr(error, "filename", None)
-            # A folder that is still to be made is denied by one above it.
-            if named and folder.exists() and not Path(named).is_relative_to(folder):
-                raise UserError(
-                    f"{named} cannot be opened: {os.strerror(number)}",
-                    "let the user that the stage runs as open it",
-                ) from error
+        if number not in (*_FULL, errno.EROFS, errno.EACCES, errno.EPERM):
+            raise
+        named = getattr(error, "filename", None)
+        # A folder that is still to be made is denied by one above it.
+        is_outside = named and folder.exists() and not Path(named).is_relative_to(folder)
+        if number in _FULL:
+            place = named if is_outside else folder
+            others = "" if named else ", or a cache or temporary folder (HF_HOME, TMPDIR)"
             raise UserError(
-                f"{folder} cannot be written: {os.strerror(number)}",
-                "change its permissions, or name another folder (`store`, if it is of the store)",
+                f"no space left on the device that holds {place}{others}",
+                "free some space (`geb gc` lists what can go of a store) or name another place",
             ) from error
-        raise
+        if is_outside:
+            raise UserError(
+                f"{named} cannot be opened: {os.strerror(number)}",
+                "let the user that the stage runs as open it",
+            ) from error
+        raise UserError(
+            f"{folder} cannot be written: {os.strerror(number)}",
+            "change its permissions, or name another folder (`store`, if it is of the store)",
+        ) from error
 
 
 def _error_number(error: Exception) -> int | None:

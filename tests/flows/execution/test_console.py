@@ -1,6 +1,8 @@
 """Lines that a run prints without a terminal."""
 
+import errno
 import io
+import os
 import re
 
 import pytest
@@ -34,6 +36,14 @@ def test_each_phase_of_a_stage_begins_with_a_line(request_, monkeypatch):
         "1/2 pairs",
     ]
     assert any(line.endswith("responses (0 %) token 5 of 9") for line in lines)
+
+
+def test_a_full_disk_below_the_output_ends_no_run(request_):
+    class Full(io.StringIO):
+        def flush(self):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    ConsoleObserver(Console(file=Full()), 1).step_started(request_)
 
 
 HOSTILE = "a\x1b]52;c;aGk=\x07b\x1b[2J\x9b1m\u202ec\rd"

@@ -76,10 +76,20 @@ def fills_disk_with_a_training_state(ctx):
 def test_a_full_disk_is_one_clear_message(store, run):
     with pytest.raises(UserError, match="no space left") as caught:
         compute(store, Stage(WriterParams, run))
-    assert str(store.root) in caught.value.message
+    for part in (str(store.root), "HF_HOME"):
+        assert part in caught.value.message
     assert "geb gc" in caught.value.remedy
     assert list(store.artifacts()) == []
     assert list((store.root / "artifacts/writer").iterdir()) == []
+
+
+def test_a_cache_on_a_full_disk_is_not_called_the_store(store):
+    def download(ctx):
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), "/home/me/.cache/huggingface/x")
+
+    full = r"^no space left on the device that holds /home/me/\.cache/huggingface/x\n"
+    with pytest.raises(UserError, match=full):
+        compute(store, Stage(WriterParams, download))
 
 
 def test_a_lease_that_a_full_disk_holds_is_one_clear_message(store, monkeypatch):
