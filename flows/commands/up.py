@@ -52,16 +52,13 @@ def up(
         console.print("ended" if ended else f"nothing of {home} is running", markup=False)
         return
     opened = open_store(store or DEFAULT_STORE, create=True)
-    if store:
-        # Deployments take the variable from this process.
-        os.environ[STORE_VARIABLE] = opened.location
     if place.claim():
-        _run(place, opened, port, limit, password)
+        _run(place, opened, bool(store), port, limit, password)
     else:
         _show_running(place, opened.location)
 
 
-def _run(home: Home, store: Store, port: int, limit: int, password: bool) -> None:
+def _run(home: Home, store: Store, is_of_all: bool, port: int, limit: int, password: bool) -> None:
     quiet_prefect()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -82,7 +79,7 @@ def _run(home: Home, store: Store, port: int, limit: int, password: bool) -> Non
             ui = get_current_settings().ui_url or configured.removesuffix("/api")
         else:
             ui = services.start_server(port, password)
-        register_deployments(Path.cwd(), limit)
+        register_deployments(store.location if is_of_all else None, Path.cwd(), limit)
         services.start_worker()
         standing = Standing(
             pid=os.getpid(),

@@ -12,6 +12,7 @@ from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate
 from prefect.events import AutomationCore
 from prefect.exceptions import ObjectAlreadyExists
 
+from flows.pipeline.presets import STORE_VARIABLE
 from flows.runners.command_lines import module_command
 from stages.contract.errors import GebError
 
@@ -20,18 +21,18 @@ DEPLOYMENTS = Path(__file__).with_name("prefect.yaml")
 ZOMBIES = Path(__file__).with_name("zombies.yaml")
 
 
-def register(folder: Path, limit: int) -> None:
+def register(store: str | None, folder: Path, limit: int) -> None:
     """Creates or updates the work pool, the deployments of ``prefect.yaml`` and the automation.
 
-    Relative paths in forms start in the folder. At most ``limit`` runs are at work at once. A
-    deployment keeps its limit of concurrent runs.
+    Forms start with the store, if there is one, and relative paths in them in the folder. At most
+    ``limit`` runs are at work at once. A deployment keeps its limit of concurrent runs.
     """
     automation = AutomationCore.model_validate(yaml.safe_load(ZOMBIES.read_text()))
     with get_client(sync_client=True) as client:
         with suppress(ObjectAlreadyExists):
             client.create_work_pool(WorkPoolCreate(name=POOL, type="process"))
         deployed = client.read_deployments()
-        _deploy(folder)
+        _deploy(store, folder)
         for before in deployed:
             # `prefect deploy` has removed it.
             if before.work_pool_name == POOL and (kept := before.global_concurrency_limit):
@@ -47,12 +48,15 @@ def register(folder: Path, limit: int) -> None:
             client.create_automation(automation)
 
 
-def _deploy(folder: Path) -> None:
+def _deploy(store: str | None, folder: Path) -> None:
     command = module_command(sys.executable, "prefect", "--no-prompt", "deploy", "--all")
+    variables = {"PWD": str(folder)}
+    if store:
+        variables[STORE_VARIABLE] = store
     done = subprocess.run(
         [*command, "--prefect-file", str(DEPLOYMENTS)],
         cwd=folder,
-        env={**os.environ, "PWD": str(folder)},
+        env=os.environ | variables,
         capture_output=True,
         text=True,
         check=False,

@@ -76,13 +76,12 @@ def test_every_deployment_is_made_and_is_what_it_says(prefect_server, kind, tmp_
 
 def test_geb_up_deploys_the_same_file(prefect_server, tmp_path, monkeypatch):
     by_hand = deploy(prefect_server, "process", tmp_path)
-    monkeypatch.setenv("GEB_STORE", "/srv/geb/store")
     monkeypatch.setenv("GEB_RUNNER", "process")
     monkeypatch.setenv("GEB_CONFIGS", str(ROOT / "configs"))
     monkeypatch.setenv("PREFECT_API_URL", prefect_server)
     with temporary_settings({PREFECT_API_URL: prefect_server}):
-        register(tmp_path, 2)
-        register(tmp_path, 1)
+        register("/srv/geb/store", tmp_path, 2)
+        register("/srv/geb/store", tmp_path, 1)
     with SyncPrefectClient(prefect_server) as client:
         for name, deployment in by_hand.items():
             again = client.read_deployment_by_name(name)
@@ -103,7 +102,7 @@ def test_a_preset_keeps_its_runner_and_its_store(prefect_server, tmp_path, monke
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PREFECT_API_URL", prefect_server)
     with temporary_settings({PREFECT_API_URL: prefect_server}):
-        register(tmp_path, 1)
+        register(None, tmp_path, 1)
     with SyncPrefectClient(prefect_server) as client:
         deployment = client.read_deployment_by_name("iterate/iterate")
     assert "" not in leaves(deployment.job_variables)
@@ -114,7 +113,7 @@ def test_a_preset_keeps_its_runner_and_its_store(prefect_server, tmp_path, monke
 def test_a_limit_of_a_deployment_outlives_geb_up(prefect_server, tmp_path, monkeypatch):
     monkeypatch.setenv("PREFECT_API_URL", prefect_server)
     with temporary_settings({PREFECT_API_URL: prefect_server}):
-        register(tmp_path, 1)
+        register(None, tmp_path, 1)
         with SyncPrefectClient(prefect_server) as client:
             path = f"/deployments/{client.read_deployment_by_name('iterate/iterate').id}"
             # As docs/operations.md has it.
@@ -125,7 +124,7 @@ def test_a_limit_of_a_deployment_outlives_geb_up(prefect_server, tmp_path, monke
             command = (sys.executable, "-m", "prefect", "api", "PATCH", path)
             done = run_program(*command, "--data", json.dumps(data))
             assert done.returncode == 0, done.stdout + done.stderr
-        register(tmp_path, 1)
+        register(None, tmp_path, 1)
     with SyncPrefectClient(prefect_server) as client:
         deployment = client.read_deployment_by_name("iterate/iterate")
         assert deployment.global_concurrency_limit.limit == 1

@@ -15,7 +15,7 @@ def client(prefect_server, tmp_path, monkeypatch):
     """A client of a Prefect server with the deployments of `geb up` and no schedule."""
     monkeypatch.setenv("PREFECT_API_URL", prefect_server)
     with temporary_settings({PREFECT_API_URL: prefect_server}):
-        register(tmp_path, 1)
+        register(str(tmp_path / "store"), tmp_path, 1)
     with SyncPrefectClient(prefect_server) as client:
         deployment = client.read_deployment_by_name("iterate/iterate")
         for schedule in deployment.schedules:
