@@ -19,7 +19,8 @@ from stages.contract.errors import UserError, located
 from stages.contract.request import FileInput, Input
 from stages.preferences.params import PreferencesParams
 from stages.preferences.rows import read_preference
-from stages.prepare.prompts import read_prompt
+from stages.prepare.params import PrepareParams
+from stages.prepare.prompts import Prompt, read_prompt
 from stages.score.params import ORACLES
 from stages.sft.rows import read_conversation
 
@@ -31,7 +32,7 @@ _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat
 def check_run(config: RunConfig, inputs: Mapping[str, Externals]) -> None:
     """Checks what a run needs of this machine; UserError if that is not there."""
     _check_checkpoints(config, inputs)
-    _check_data(config, inputs[""])
+    _check_data(config, inputs)
     _check_context(config, inputs[""])
     check_environment(config)
     for tracker in config.tracking.report_to:
@@ -103,17 +104,49 @@ def _check_kind(setting: str, folder: Path) -> None:
             )
 
 
-def _check_data(config: RunConfig, external: Externals) -> None:
+def _check_data(config: RunConfig, inputs: Mapping[str, Externals]) -> None:
     """Reads the first rows of local data files as their stages will.
 
     Raises:
-        UserError: A row cannot be read, a prompt spells control tokens of the policy, or the
-            held-out prompts leave none to train on.
+        UserError: A row cannot be read, a prompt spells control tokens of the policy, no prompt has
+            the reference answer that an oracle needs, or the held-out prompts leave none to train
+            on.
     """
     params = config.prepare
+    external = inputs[""]
     control_tokens = _control_tokens(config, external)
+    sources: dict[str, list[Input]] = {}
+    prompts: dict[str, list[Prompt]] = {}
+    for suite, part in config.parts().items():
+        sources[suite] = [*inputs[suite]["prompts"], *inputs[suite]["test_prompts"]]
+        prompts[suite] = _first_prompts(part.prepare, sources[suite], control_tokens)
+        # A suite that names no prompts scores the run's.
+        origin = suite if sources[suite] else ""
+        is_read = len(_files(sources[origin])) == len(sources[origin])
+        if part.score.needs_references and is_read:
+            _require_references(suite, origin, prompts[origin])
+    _check_rows(external["warm_start"], read_conversation)
+    _check_rows(external["preferences"], partial(read_preference, params=PreferencesParams()))
+    files = _files(external["prompts"])
+    if external["test_prompts"] or len(files) < len(external["prompts"]):
+        return
+    num_rows = sum(map(count_rows, files))
+    if num_rows <= _CHECKED_ROWS:
+        num_rows = len({prompt.identity() for prompt in prompts[""]})
+    if params.test_prompts >= num_rows:
+        raise UserError(
+            f"prepare.test_prompts is {params.test_prompts}, and inputs.prompts has {num_rows} "
+            f"distinct prompts ({', '.join(map(str, files))})",
+            "lower prepare.test_prompts, add prompts, or set inputs.test_prompts",
+        )
 
-    def read(row: dict[str, Any]) -> bytes:
+
+def _first_prompts(
+    params: PrepareParams, sources: Sequence[Input], control_tokens: Sequence[str]
+) -> list[Prompt]:
+    """The first prompts of local files; UserError as :func:`_check_data`."""
+
+    def read(row: dict[str, Any]) -> Prompt:
         prompt = read_prompt(row, params, columns=())
         text = "\n".join(turn["content"] for turn in prompt.messages)
         for token in control_tokens:
@@ -122,23 +155,20 @@ def _check_data(config: RunConfig, external: Externals) -> None:
                     f"the prompt spells a control token of the policy: {token!r}",
                     "remove it from the text, or set generate.allow_control_tokens to true",
                 )
-        return prompt.identity()
+        return prompt
 
-    identities = _check_rows(external["prompts"], read, params.invalid_rows)
-    _check_rows(external["test_prompts"], read, params.invalid_rows)
-    _check_rows(external["warm_start"], read_conversation)
-    _check_rows(external["preferences"], partial(read_preference, params=PreferencesParams()))
-    files = _files(external["prompts"])
-    if external["test_prompts"] or len(files) < len(external["prompts"]):
-        return
-    num_rows = sum(map(count_rows, files))
-    if num_rows <= _CHECKED_ROWS:
-        num_rows = len(set(identities))
-    if params.test_prompts >= num_rows:
+    return _check_rows(sources, read, params.invalid_rows)
+
+
+def _require_references(suite: str, origin: str, prompts: Sequence[Prompt]) -> None:
+    """Refuses prompts of ``origin`` for a suite's oracle if none has a reference answer."""
+    if all(prompt.reference is None for prompt in prompts):
+        oracle = f"suites.{suite}.score" if suite else "score"
+        reading = f"suites.{origin}.prepare" if origin else "prepare"
         raise UserError(
-            f"prepare.test_prompts is {params.test_prompts}, and inputs.prompts has {num_rows} "
-            f"distinct prompts ({', '.join(map(str, files))})",
-            "lower prepare.test_prompts, add prompts, or set inputs.test_prompts",
+            f"{oracle}.oracle needs reference answers, and none of the first {len(prompts)} "
+            "prompts has one",
+            f"set {reading}.reference_column to the column that holds them",
         )
 
 

@@ -205,6 +205,12 @@ class ScoreParams(StageParams):
         return frozenset(entry.section for entry in ORACLES.values() if entry.section) - used
 
     @property
+    def needs_references(self) -> bool:
+        """True if a prompt without a reference answer gets no scores."""
+        against_reference = "judge" in self.parts and self.judge.against == "reference"
+        return against_reference or "math_verify" in self.parts
+
+    @property
     def compares(self) -> bool:
         """True if scores only rank responses against each other."""
         judge = self.judge
