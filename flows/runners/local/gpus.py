@@ -9,6 +9,7 @@ import contextlib
 import functools
 import itertools
 import os
+import re
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -35,23 +36,28 @@ def gpus_of_this_host() -> list[str]:
             devices = (name.strip() for name in named.split(",") if name.strip())
             # CUDA sees the devices before the first that there cannot be: `-1` hides all.
             return list(itertools.takewhile(lambda name: name not in _NO_DEVICE, devices))
+    return list(_uuids())
+
+
+def _uuids() -> dict[str, str]:
+    """UUIDs of the GPUs that nvidia-smi lists, by index; none without it."""
     try:
         return _listed_gpus()
     except (OSError, subprocess.SubprocessError):
-        return []
+        return {}
 
 
 @functools.cache
-def _listed_gpus() -> list[str]:
-    """The GPUs that nvidia-smi lists, asked once: a stage that waits for one asks often."""
+def _listed_gpus() -> dict[str, str]:
+    """What nvidia-smi lists, asked once: a stage that waits for a GPU asks often."""
     listed = subprocess.run(
-        ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],
+        ["nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader"],
         capture_output=True,
         text=True,
         check=True,
         timeout=_LIST_SECONDS,
     )
-    return listed.stdout.split()
+    return dict(re.findall(r"(\d+), (\S+)", listed.stdout))
 
 
 def device_variables(devices: Iterable[str]) -> dict[str, str]:
@@ -92,7 +98,8 @@ def hold_gpus(number: int) -> Iterator[dict[str, int]]:
         for device in devices:
             if len(locks) == number:
                 break
-            descriptor = try_lock(_folder() / f"gpu-{device}.lock")
+            # Another GPU may have this index in a job or a container of this host.
+            descriptor = try_lock(_folder() / f"gpu-{_uuids().get(device, device)}.lock")
             if descriptor is not None:
                 held.callback(os.close, descriptor)
                 locks[device] = descriptor

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from flows.pipeline.placement import Execution
-from flows.runners.local.gpus import gpus_of_this_host, hold_gpus
+from flows.runners.local.gpus import _listed_gpus, gpus_of_this_host, hold_gpus
 from flows.runners.place import NoRoomError
 from stages.contract.errors import UserError
 from stages.contract.request import Resources
@@ -58,6 +58,28 @@ def test_devices_that_the_environment_hides_are_not_given_out(monkeypatch):
         assert gpus_of_this_host() == []
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,-1,3")
     assert gpus_of_this_host() == ["2"]
+
+
+def test_the_first_gpu_of_another_job_is_another_gpu(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+    def in_job(visible, uuid):
+        """GPUs as a job of Slurm sees them, which counts its own alone."""
+        program = tmp_path / "nvidia-smi"
+        program.write_text(f"#!/bin/sh\necho 0, {uuid}\n")
+        program.chmod(0o755)
+        _listed_gpus.cache_clear()
+        monkeypatch.setenv("GEB_GPUS", visible)
+
+    try:
+        in_job("0", "GPU-aa")
+        with hold_gpus(1):
+            in_job("0", "GPU-bb")
+            assert not has_no_room(1)
+            in_job("GPU-aa", "GPU-aa")
+            assert has_no_room(1)
+    finally:
+        _listed_gpus.cache_clear()
 
 
 def test_a_killed_orchestrator_s_gpu_is_free_when_its_stage_is_gone(store, probe_stage):
