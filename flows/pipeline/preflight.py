@@ -22,6 +22,7 @@ from stages.preferences.rows import read_preference
 from stages.prepare.params import PrepareParams
 from stages.prepare.prompts import Prompt, read_prompt
 from stages.score.params import ORACLES
+from stages.score.template import read_template
 from stages.sft.rows import read_conversation
 
 _CHECKED_ROWS = 1000
@@ -33,6 +34,7 @@ def check_run(config: RunConfig, inputs: Mapping[str, Externals]) -> None:
     """Checks what a run needs of this machine; UserError if that is not there."""
     _check_checkpoints(config, inputs)
     _check_data(config, inputs)
+    _check_templates(config, inputs)
     _check_context(config, inputs[""])
     check_environment(config)
     for tracker in config.tracking.report_to:
@@ -203,6 +205,15 @@ def _check_rows(
 
 def _files(sources: Sequence[Input]) -> list[Path]:
     return [path for path in _local(sources) if path.is_file()]
+
+
+def _check_templates(config: RunConfig, inputs: Mapping[str, Externals]) -> None:
+    """Reads local templates of judges; UserError as :func:`read_template`."""
+    for suite, part in config.parts().items():
+        # Beside an oracle that needs a file of code, a judge has the default template.
+        if "judge" in part.score.parts and "code" not in part.score.needs:
+            for path in _local(inputs[suite]["oracle_code"]):
+                read_template(path, part.score.judge.mode)
 
 
 def _check_context(config: RunConfig, external: Externals) -> None:

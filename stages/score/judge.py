@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from jinja2 import StrictUndefined, Template, TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import Template, TemplateError
 from pydantic import BaseModel, Field
 
 from stages.contract.digests import sha256_file
@@ -21,6 +20,7 @@ from stages.harness.context import StageContext
 from stages.score.oracle import Oracle, OracleVerdict
 from stages.score.params import JudgeSettings, ScoreParams
 from stages.score.remote import RefusedRequestError, Remote, RequestRows
+from stages.score.template import read_template
 from stages.tables.join import prompt_starts
 
 _SCORE_LINE = re.compile(r"Score: (-?\d+(?:\.\d+)?)")
@@ -198,16 +198,9 @@ def load(ctx: StageContext[ScoreParams]) -> Oracle:
     identity = f"{name}:{settings.model}@{sha256_file(path)[:16]}"
     if settings.mode == "scored":
         identity += ":{:g}-{:g}".format(*settings.marks)
-    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True)
-    try:
-        template = environment.from_string(path.read_text(encoding="utf-8"))
-    except (TemplateError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"the judge's template {path} cannot be read: {error}", "correct the template"
-        ) from error
     return Judge(
         remote=Remote(settings, "score.judge"),
-        template=template,
+        template=read_template(path, settings.mode),
         settings=settings,
         identity=identity,
     )

@@ -43,7 +43,11 @@ RUNS = {
         "generate.num_shards=2",
     ),
     "initial-reference": ("train.reference=initial", f"inputs.test_prompts={PROMPTS}"),
-    "judge": (f"score={{oracle: judge, {JUDGE}}}", "generate.num_shards=2"),
+    "judge": (
+        f"score={{oracle: judge, {JUDGE}}}",
+        f"inputs.oracle_code={ROOT}/stages/score/judge-pairwise.jinja",
+        "generate.num_shards=2",
+    ),
     "judge-in-a-sum": (
         f"score={{oracle: weighted, weighted: {{weights: {{judge: 1, python: 1}}}}, {JUDGE}}}",
     ),

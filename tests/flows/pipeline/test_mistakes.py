@@ -141,6 +141,13 @@ SETTINGS = {
     ],
     "suites.more={prompts: @/good.jsonl, score: {oracle: judge, judge: {url: http://host, "
     "model: m, mode: pairwise, against: reference}}}": ["suites.more.score.oracle needs"],
+    # The quickstart's oracle is a file of Python.
+    "score={oracle: judge, judge: {url: http://host, model: m}}": [
+        "quickstart/oracle.py does not show response",
+        "set oracle_code to null",
+    ],
+    "suites.more={score: {oracle: judge, judge: {url: http://host, model: m}}, "
+    "oracle_code: @/good.jsonl}": ["good.jsonl does not show response"],
     "inputs.prompts=[@/no-user.jsonl]": ["no-user.jsonl, line 1", "user"],
 }
 # Addresses and keys of servers; {} is the oracle.

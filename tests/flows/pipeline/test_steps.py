@@ -169,7 +169,8 @@ def test_what_the_oracle_does_not_read_is_not_given_to_it(tmp_path):
     assert given("score.oracle=urm_gated") == {"responses", "model"}
     assert given("score.oracle=math_verify") == {"responses"}
     judge = 'score={oracle: judge, judge: {url: "http://localhost", model: m}}'
-    assert given(judge) == {"responses", "code"}
+    template = f"inputs.oracle_code={ROOT}/stages/score/judge.jinja"
+    assert given(judge, template) == {"responses", "code"}
     weighted = "score={oracle: weighted, weighted: {weights: {%s}}}"
     assert given(weighted % "math_verify: 1, urm_gated: 1") == {"responses", "model"}
     assert given(weighted % "python: 1, reward_model: 1") == {"responses", "code", "model"}

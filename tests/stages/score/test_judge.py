@@ -92,7 +92,8 @@ def test_a_template_may_be_the_user_s(serve, score, tmp_path):
 @pytest.mark.parametrize(
     ("template", "what"),
     [
-        ("{{ answer }}", "'answer' is undefined"),
+        ("{{ answer }} {{ response }}", "'answer' is undefined"),
+        ("def score(prompts, responses, references):", "does not show response"),
         ("{% if %}", "cannot be read"),
         ("für {{ response }}".encode("latin-1"), "cannot be read"),
     ],

@@ -29,8 +29,8 @@ def prefer_longer(number, request):
 
 @pytest.fixture
 def score(score_rows, tmp_path):
-    def run(url, rows, *, against=None, judge=None, **params):
-        inputs = {}
+    def run(url, rows, *, against=None, judge=None, template=None, **params):
+        inputs = {"code": template}
         if against is not None:
             inputs["opponents"] = tmp_path / "opponents.parquet"
             write_table(inputs["opponents"], RESPONSES, against)
@@ -68,6 +68,12 @@ def test_scores_are_wins_against_the_next_two_samples(serve, score):
     texts = ["a" * length for length in (1, 2, 3, 4, 5)]
     assert points(score(ring.url, samples("r", *texts))) == [0, 1 / 4, 1 / 2, 3 / 4, 1]
     assert len(ring.requests) == 2 * 10
+
+
+def test_a_template_shows_both_answers(score):
+    template = "{{ messages }} {{ response }} {{ second }}"
+    with pytest.raises(UserError, match=r"does not show first, .*\n.*oracle_code"):
+        score("http://127.0.0.1:9", samples("q", "a", "b"), template=template)
 
 
 def test_the_same_text_twice_is_a_tie_unasked(serve, score):
