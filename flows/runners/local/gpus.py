@@ -49,7 +49,7 @@ def _uuids() -> dict[str, str]:
 
 @functools.cache
 def _listed_gpus() -> dict[str, str]:
-    """What nvidia-smi lists, asked once: a stage that waits for a GPU asks often."""
+    """UUIDs of GPUs by index, asked for once: a stage that waits for a GPU asks often."""
     listed = subprocess.run(
         ["nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader"],
         capture_output=True,

@@ -135,7 +135,7 @@ def refuse_long(number, request):
 
 @pytest.mark.parametrize("long_one", [0, 2])
 def test_a_refused_question_leaves_its_response_without_score(serve, score, long_one):
-    """Whether the server has answered another one before or not."""
+    """The refused question is the server's first one, or its last."""
     rows = [response("q", sample, "text") for sample in range(3)]
     rows[long_one] = response("q", long_one, "text" * 1000)
     scores = score(serve(refuse_long).url, rows, max_null_share=0.5, concurrency=1)
