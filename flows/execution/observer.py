@@ -98,7 +98,7 @@ class StepReporter:
         self._observers = observers
         self._waits = False
 
-    def wanted(self) -> None:
+    def looked_up(self) -> None:
         """The artifact is about to be looked for: `geb gc` leaves alone what a record names."""
         recorded = self._record.step(self._step.name)
         if recorded is None or recorded.key != self._request.key:

@@ -51,10 +51,12 @@ def plan(run: ResolvedRun) -> list[PlannedStep]:
         else:
             reused[step.name] = artifact
             add(step, "reuse", key=request.key)
-    return _with_again(run, record, lines)
+    return _mark_recomputed(run, record, lines)
 
 
-def _with_again(run: ResolvedRun, record: RunRecord, lines: list[PlannedStep]) -> list[PlannedStep]:
+def _mark_recomputed(
+    run: ResolvedRun, record: RunRecord, lines: list[PlannedStep]
+) -> list[PlannedStep]:
     """Marks the artifacts of the step that a run starts from, and of all that comes of it.
 
     Steps of two suites may have one artifact: it is computed again for both. A step whose inputs

@@ -94,12 +94,12 @@ class StepExecutor:
         status = StepReporter(self.record, step, request, (*self._observers, *observers))
         try:
             with explain_disk_errors(self.store.root):
-                status.wanted()
+                status.looked_up()
                 warn = warning_to(status.event)
                 existing = self.store.find(request.stage, request.key, warn=warn)
                 if existing is None:
                     self._compute(request, status)
-                artifact = existing or self._made(request)
+                artifact = existing or self._computed_artifact(request)
         except BaseException as error:
             is_stopped = isinstance(error, StoppedError | KeyboardInterrupt)
             # If the store failed, its error is the one to report.
@@ -138,7 +138,7 @@ class StepExecutor:
             pause = RETRY_SECONDS * 2 ** min(in_a_row - 1, _MOST_DOUBLINGS)
             self.runner.stopping.wait(pause)
 
-    def _made(self, request: Request) -> Artifact:
+    def _computed_artifact(self, request: Request) -> Artifact:
         """The artifact of a stage that has just ended well."""
         artifact = self.store.load(request.stage, request.key)
         if artifact is None:

@@ -1,4 +1,4 @@
-"""Algorithm 1 of the paper, over steps."""
+"""Steps of a run in the order of Algorithm 1 of the paper."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Settings of execution, of its estimate, and of trackers: how and where a run goes on."""
+"""Settings of runners, of the estimate and of trackers."""
 
 from collections.abc import Mapping
 from importlib.metadata import entry_points

@@ -1,4 +1,4 @@
-"""The one attempt at a stage, which is the same at every place.
+"""One attempt at a stage: what is the same at every place.
 
 It owns the key, fetches what the stage reads, finds or starts the stage, follows it, raises the
 error of its end, and sends what it made. A :class:`~flows.runners.place.Place` does the rest.

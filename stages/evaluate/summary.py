@@ -76,9 +76,9 @@ class SampleSummary:
             self.answers[prompt_id] = hash(tuple(sorted(texts[start:end])))
             self._add_scores(prompt_id, scores[start:end])
             self._add_components(prompt_id, components[start:end])
-            self._put("mean_response_tokens", prompt_id, num_tokens[start:end])
+            self._add_figure("mean_response_tokens", prompt_id, num_tokens[start:end])
             if log_pi_ref is not None:
-                self._put("mean_log_pi_ref", prompt_id, log_pi_ref[start:end].tolist())
+                self._add_figure("mean_log_pi_ref", prompt_id, log_pi_ref[start:end].tolist())
         self._distinct.add(texts)
         self._counts.update(
             responses=len(texts),
@@ -94,9 +94,11 @@ class SampleSummary:
     def _add_scores(self, prompt_id: str, scores: list[Any]) -> None:
         if None in scores:
             return
-        self._put("mean_reward", prompt_id, scores)
+        self._add_figure("mean_reward", prompt_id, scores)
         if self._correct_from is not None:
-            self._put("accuracy", prompt_id, [score >= self._correct_from for score in scores])
+            self._add_figure(
+                "accuracy", prompt_id, [score >= self._correct_from for score in scores]
+            )
 
     def _add_components(self, prompt_id: str, rows: Sequence[Any]) -> None:
         values = defaultdict(list)
@@ -104,9 +106,9 @@ class SampleSummary:
             for name, value in row or ():
                 values[f"components.{name}"].append(value)
         for name, parts in values.items():
-            self._put(name, prompt_id, parts)
+            self._add_figure(name, prompt_id, parts)
 
-    def _put(self, figure: str, prompt_id: str, values: Sequence[float]) -> None:
+    def _add_figure(self, figure: str, prompt_id: str, values: Sequence[float]) -> None:
         self._by_prompt[figure][prompt_id] = (math.fsum(values), len(values))
 
     def by_prompt(self) -> dict[str, PromptFigure]:

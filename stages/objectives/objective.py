@@ -104,7 +104,7 @@ class ObjectiveOutput:
         return self.chosen_reward - self.rejected_reward
 
     def weighted_bonus(self, kappa: float) -> Tensor:
-        """κ · L_bonus of each pair, [B], held constant if a batch's mean would overflow."""
+        """κ · L_bonus of each pair, [B], clamped where a batch's mean would overflow."""
         limit = largest_bonus(kappa, self.bonus.dtype)
         return kappa * self.bonus.clamp(-limit, limit)
 

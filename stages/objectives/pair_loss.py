@@ -1,10 +1,10 @@
 """Loss of pairs, and metrics of a step as sums that add over micro-batches and ranks.
 
-    loss, new = loss_and_metrics(chosen, rejected, params, kappa)   # per micro-batch
+    loss, sums = loss_and_metrics(chosen, rejected, params, kappa)   # per micro-batch
     loss.mean().backward()
-    sums += new
-    all_reduce(sums)                                                  # the caller's, if distributed
-    log(step_metrics(sums))
+    sums_of_step += sums
+    all_reduce(sums_of_step)                                          # the caller's, if distributed
+    log(step_metrics(sums_of_step))
 
 Shapes: `B` pairs, `T` tokens, `M` = len(METRIC_SUMS).
 """

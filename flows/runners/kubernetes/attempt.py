@@ -227,7 +227,7 @@ class PodAttempt:
         first = self._endings[self._pods[0]]
         # Those that we asked to end explain nothing, unless their nodes were lost.
         causes = [
-            seen for seen in self._pods if not seen.asked_by_us or self._endings[seen] is _LOST
+            seen for seen in self._pods if not seen.asked_by_us or self._endings[seen] == _LOST
         ]
         cause = min(causes or self._pods, key=lambda seen: _rank(self._endings[seen]))
         ending = self._endings[cause]

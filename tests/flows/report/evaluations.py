@@ -56,8 +56,8 @@ def _by_prompt(rewards, tries):
     for prompt, given in rewards.items():
         summary._add_scores(prompt, list(given))
         scored = [reward for reward in given if reward is not None]
-        summary._put("mean_log_pi_ref", prompt, [-10 * reward for reward in scored])
-        summary._put("mean_response_tokens", prompt, [5.0] * len(given))
+        summary._add_figure("mean_log_pi_ref", prompt, [-10 * reward for reward in scored])
+        summary._add_figure("mean_response_tokens", prompt, [5.0] * len(given))
     return summary.by_prompt()
 
 
