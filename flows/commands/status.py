@@ -1,9 +1,7 @@
 """Commands ``geb status`` and ``geb logs``: the course of runs."""
 
 import sys
-import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,10 +20,7 @@ from flows.report.status import (
 )
 from flows.report.table import FittedTable
 from stages.contract.errors import UserError
-from stages.store.base import Store
 from stages.store.opening import open_store
-
-_FOLLOW_SECONDS = 0.3
 
 
 def status(
@@ -58,57 +53,25 @@ def logs(
         ),
     ] = None,
     store: StorePath = "store",
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the run, or STEP, has ended.")
-    ] = False,
 ) -> None:
     """Print the log of the last attempt at a step, with the place of its file."""
     record = RunRecord.existing(open_store(store), name)
-    offsets: dict[Path, int] = {}
-    names: set[str] = set()
-    while True:
-        run = run_status(record)
-        chosen = _chosen(run, step)
-        # A step that has ended since the last look has last lines.
-        names |= {logged.step for logged in chosen}
-        for logged in run.steps:
-            if logged.step in names:
-                _print_log(record.store, logged, offsets, follow)
-        is_over = step is not None and chosen[0].state not in AT_WORK
-        if not follow or run.state != "running" or is_over:
-            break
-        time.sleep(_FOLLOW_SECONDS)
-    if not offsets:
+    chosen = _chosen(run_status(record), step)
+    logged = [(one, paths) for one in chosen if (paths := step_logs(record.store, one))]
+    if not logged:
         raise UserError(
-            f"{record.store.location} has no log of {', '.join(sorted(names)) or name}",
+            f"{record.store.location} has no log of {', '.join(one.step for one in chosen)}",
             "a reused step has its log in the store that computed it; name another step",
         )
-
-
-def _print_log(store: Store, step: StepRecord, offsets: dict[Path, int], follow: bool) -> None:
-    """Prints a log from its offset on, the number of bytes that are printed already.
-
-    Lines of several logs that are followed begin with the step.
-    """
-    paths = step_logs(store, step)
-    if not paths:
-        return
-    path = paths[-1]
-    if path not in offsets:
-        offsets[path] = 0
-        folder = path.parent
-        place = escape(f"{folder.parent}/{folder.name[:12]}*/{path.name}")
-        console.print(f"[bold]{step.step}[/] {step.state}, attempt {len(paths)}, {place}")
-    new = path.read_bytes()[offsets[path] :]
-    if step.state in AT_WORK:
-        # A line that is still being written comes with the next look.
-        new = new[: new.rfind(b"\n") + 1]
-    offsets[path] += len(new)
-    prefix = f"{step.step}: " if follow and len(offsets) > 1 else ""
-    for line in new.decode(errors="replace").removesuffix("\n").split("\n") if new else ():
-        # A progress bar draws over itself: what it showed last counts.
-        shown = prefix + line.rstrip("\r").rpartition("\r")[2]
-        typer.echo(neutral(shown) if sys.stdout.isatty() else shown)
+    for one, paths in logged:
+        console.print(
+            f"[bold]{one.step}[/] {one.state}, attempt {len(paths)}, {escape(str(paths[-1]))}",
+            soft_wrap=True,
+        )
+        for line in paths[-1].read_bytes().decode(errors="replace").removesuffix("\n").split("\n"):
+            # A progress bar draws over itself: what it showed last counts.
+            shown = line.rstrip("\r").rpartition("\r")[2]
+            typer.echo(neutral(shown) if sys.stdout.isatty() else shown)
 
 
 def _chosen(run: RunStatus, step: str | None) -> Sequence[StepRecord]:

@@ -119,14 +119,14 @@ def _check_judges(config: RunConfig) -> None:
 def _check_devices(config: RunConfig) -> None:
     """Refuses more or fewer devices than a call of a stage takes; training takes any number."""
     is_vllm = config.generate.backend == "vllm"
-    engine = config.generate.vllm.num_devices if is_vllm else 1
+    engine = config.generate.vllm.tensor_parallel_size if is_vllm else 1
     for stage, taken in (("generate", engine), ("score", 1), ("evaluate", 1)):
         devices = getattr(config.resources, stage).devices
         if devices != taken:
             raise ValueError(
                 f"resources.{stage} asks for {devices} devices, and {stage} takes {taken} (vLLM: "
-                "tensor_parallel_size times pipeline_parallel_size): set its gpus, or on CPUs its "
-                f"processes, to {taken}; generate.num_shards spreads the work of generate and "
+                "generate.vllm.tensor_parallel_size): set its gpus, or on CPUs its processes, to "
+                f"{taken}; generate.num_shards spreads the work of generate and "
                 "score over several calls"
             )
 

@@ -24,22 +24,6 @@ from stages.store.opening import location_of
 _SHOWN_CHARACTERS = 200
 _SHOWN_PROBLEMS = 20
 _SUFFIXES = (".yaml", ".yml", ".json")
-OUR_NAMES = {
-    "dataset_name": "inputs.prompts",
-    "lora_alpha": "train.lora.alpha",
-    "loss_type": "train.loss",
-    "lr_scheduler_type": "train.lr_schedule",
-    "max_completion_length": "generate.max_new_tokens",
-    "max_length": "train.max_length_tokens",
-    "max_prompt_length": "train.max_prompt_tokens",
-    "model_name_or_path": "inputs.policy",
-    "num_generations": "generate.num_samples",
-    "num_train_epochs": "train.epochs",
-    "output_dir": "store",
-    "per_device_train_batch_size": "train.global_batch_pairs",
-    "r": "train.lora.rank",
-}
-"""Settings by the names that TRL, PEFT and transformers give them."""
 Sections = Mapping[str, Any]
 """Settings of a run, a mapping for each section."""
 
@@ -188,7 +172,11 @@ def _explain(error: ErrorDetails) -> str:
         parts.pop()
     name = ".".join(parts) or "configuration"
     if error["type"] == "extra_forbidden":
-        return f"{name}: no such setting{_hint_of_setting(parts)}"
+        settings = [*RunConfig.model_fields, *(row.name for row in field_rows(RunConfig))]
+        elsewhere = [setting for setting in settings if setting.endswith(f".{parts[-1]}")]
+        if elsewhere:
+            return f"{name}: no such setting; did you mean {' or '.join(elsewhere[:3])}?"
+        return f"{name}: no such setting{_hint(name, settings)}"
     cause = error.get("ctx", {}).get("error")
     message = error["msg"].removeprefix("Value error, ")
     if isinstance(cause, UserError):
@@ -198,22 +186,6 @@ def _explain(error: ErrorDetails) -> str:
     expected = re.findall(r"'([^']*)'", error.get("ctx", {}).get("expected", ""))
     hint = _hint(str(error["input"]), expected)
     return f"{name}: {message}, not {_shown(error['input'])}{hint}"
-
-
-def _hint_of_setting(parts: Sequence[str]) -> str:
-    """Hint at what an unknown setting may mean: by TRL's name, in another section, or misspelt."""
-    *sections, last = parts
-    section = ".".join(sections)
-    ours = OUR_NAMES.get(last, "")
-    if ours and (ours.startswith(section) or section == "train"):
-        return f"; did you mean {ours!r}?"
-    settings = [row.name for row in field_rows(RunConfig)]
-    same = [name for name in settings if name.endswith(f".{last}")]
-    if same and not sections:
-        # Most settings that people look for are the training's.
-        named = f"train.{last}" if f"train.{last}" in same else same[0]
-        return f"; did you mean {named!r}?"
-    return _hint(".".join(parts), [*RunConfig.model_fields, *settings])
 
 
 def _hint(name: str, names: Iterable[str]) -> str:

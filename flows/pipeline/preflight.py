@@ -14,7 +14,7 @@ from flows.pipeline.config import RunConfig
 from flows.pipeline.external import Externals
 from flows.pipeline.placement import PACKAGES
 from stages.contract.checkpoints import check_checkpoint, read_settings
-from stages.contract.data_files import count_rows, read_data_file
+from stages.contract.data_files import read_data_file
 from stages.contract.errors import UserError, located
 from stages.contract.request import FileInput, Input
 from stages.preferences.params import PreferencesParams
@@ -110,11 +110,9 @@ def _check_data(config: RunConfig, inputs: Mapping[str, Externals]) -> None:
     """Reads the first rows of local data files as their stages will.
 
     Raises:
-        UserError: A row cannot be read, a prompt spells control tokens of the policy, no prompt has
-            the reference answer that an oracle needs, or the held-out prompts leave none to train
-            on.
+        UserError: A row cannot be read, a prompt spells control tokens of the policy, or no prompt
+            has the reference answer that an oracle needs.
     """
-    params = config.prepare
     external = inputs[""]
     control_tokens = _control_tokens(config, external)
     sources: dict[str, list[Input]] = {}
@@ -129,18 +127,6 @@ def _check_data(config: RunConfig, inputs: Mapping[str, Externals]) -> None:
             _require_references(suite, origin, prompts[origin])
     _check_rows(external["warm_start"], read_conversation)
     _check_rows(external["preferences"], partial(read_preference, params=PreferencesParams()))
-    files = _files(external["prompts"])
-    if external["test_prompts"] or len(files) < len(external["prompts"]):
-        return
-    num_rows = sum(map(count_rows, files))
-    if num_rows <= _CHECKED_ROWS:
-        num_rows = len({prompt.identity() for prompt in prompts[""]})
-    if params.test_prompts >= num_rows:
-        raise UserError(
-            f"prepare.test_prompts is {params.test_prompts}, and inputs.prompts has {num_rows} "
-            f"distinct prompts ({', '.join(map(str, files))})",
-            "lower prepare.test_prompts, add prompts, or set inputs.test_prompts",
-        )
 
 
 def _first_prompts(

@@ -121,7 +121,7 @@ class CostCounter:
                 return self._trained(step, params, params.epochs * tokens, forward=tokens)
             case GenerateParams() as params:
                 tokens = self._response_tokens(step)
-                devices = params.vllm.num_devices if params.backend == "vllm" else 1
+                devices = params.vllm.tensor_parallel_size if params.backend == "vllm" else 1
                 return self._passed(self._policy, params.dtype, tokens, params.backend, devices)
             case ScoreParams() as params:
                 if not _LIGHT_ORACLES.issuperset(set(params.parts) - {params.needs.get("model")}):

@@ -18,9 +18,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import httpx
-import prefect
-from packaging.version import Version
-from prefect.client.base import ServerType
 from prefect.client.orchestration import get_client
 from prefect.context import refresh_global_settings_context
 from prefect.settings import get_current_settings
@@ -139,17 +136,16 @@ def is_prefect(api: str) -> bool:
 
 
 def require_access() -> None:
-    """Asks the configured server for its version, as Prefect's client does first.
+    """Asks the configured server for its version.
 
     Raises:
-        UserError: It asks for another password, or it is older than the client.
+        UserError: It asks for another password.
         GebError: It does not answer.
     """
     api = get_current_settings().api.url
     try:
         with get_client(sync_client=True) as client:
-            version = client.api_version()
-            is_cloud = client.server_type == ServerType.CLOUD
+            client.api_version()
     except httpx.HTTPError as error:
         code = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else None
         if code in (401, 403):
@@ -162,13 +158,6 @@ def require_access() -> None:
             f"no Prefect server answers at {api}: {error}. Start it, or correct or unset "
             "PREFECT_API_URL: without it the command starts a server"
         ) from error
-    oldest = Version(prefect.__version__).release[:2]
-    if not is_cloud and Version(version).release[:2] < oldest:
-        raise UserError(
-            f"the Prefect server at {api} has version {version}, which does not understand "
-            f"Prefect {prefect.__version__} of this environment",
-            f"update the server to Prefect {prefect.__version__}",
-        )
 
 
 def use_server(api: str) -> None:

@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from stages.contract.digests import files_of
 from stages.contract.errors import UserError
-from stages.contract.messages import CARRIERS
 
 DATA_SUFFIXES = (".jsonl", ".parquet")
 """Suffixes in a folder, where JSON seldom holds its rows."""
@@ -77,21 +75,9 @@ def number_rows(name: str, batches: Iterable[pa.RecordBatch | pa.Table]) -> Iter
     """Yields the rows of Arrow batches with their positions."""
     number = 0
     for batch in batches:
-        names = batch.schema.names
-        columns = [_presence(name, batch.column(place)) for place, name in enumerate(names)]
-        for row in pa.table(columns, names=names).to_pylist():
+        for row in batch.to_pylist():
             number += 1
             yield f"{name}, row {number}", row
-
-
-def _presence(name: str, column: Any) -> Any:
-    """The column; truth values if it holds pictures and the like, whose rows are refused."""
-    if name not in CARRIERS:
-        return column
-    if pa.types.is_list(column.type):
-        return pc.greater(pc.list_value_length(column), 0)
-    is_decoded = pa.types.is_struct(column.type) or pa.types.is_binary(column.type)
-    return pc.is_valid(column) if is_decoded else column
 
 
 def _read_json(path: Path) -> Iterator[Row]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, NonNegativeInt, model_validator
+from pydantic import Field, NonNegativeInt
 
 from stages.contract.number_types import NumberType
 from stages.contract.params import (
@@ -50,27 +50,6 @@ class VllmSettings(Settings):
     extra_engine_args: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of the engine by the names of vLLM's `EngineArgs`, checked against the
     installed version. All of them are taken to change the result."""
-
-    @model_validator(mode="after")
-    def _check_pipeline(self) -> VllmSettings:
-        # The run counts with it before vLLM, which checks the other arguments, sees it.
-        size = self.pipeline_parallel_size
-        if type(size) is not int or size < 1:
-            raise ValueError(
-                f"extra_engine_args.pipeline_parallel_size is {size!r}: write an integer from 1 on"
-            )
-        return self
-
-    @property
-    def pipeline_parallel_size(self) -> int:
-        """Parts of consecutive layers that one engine spreads the model over."""
-        size: int = self.extra_engine_args.get("pipeline_parallel_size", 1)
-        return size
-
-    @property
-    def num_devices(self) -> int:
-        """Devices of one engine."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 BACKENDS: Mapping[str, str] = {

@@ -109,7 +109,8 @@ def _sample(
                 if math.isnan(math.fsum(sample.logprobs)):
                     raise UserError(
                         f"the policy's logits are not finite in {ctx.params.dtype}",
-                        "set generate.dtype to bfloat16 or float32",
+                        "set generate.dtype to bfloat16 or float32, or take a checkpoint of a "
+                        "training that did not diverge",
                     )
                 samples[place, index] = sample
                 ctx.events.progress(done + len(samples), total, "responses")

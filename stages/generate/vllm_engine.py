@@ -9,7 +9,7 @@ from stages.contract.checkpoints import check_weight_files
 from stages.contract.errors import UserError
 from stages.generate.params import GenerateParams
 from stages.generate.policy import Policy
-from stages.modeling.checkpoint_files import check_finite_files, checkpoint_folder
+from stages.modeling.checkpoint_files import checkpoint_folder
 from stages.modeling.engine_errors import engine_error, is_out_of_memory
 
 # vLLM itself would take its share of a GPU's memory, nine tenths, of the host's: two stages at
@@ -43,8 +43,6 @@ def start_engine(policy: Policy, params: GenerateParams) -> Any:
     if (folder := checkpoint_folder(policy.source)) is not None:
         # The engine's own error would name no file, and pass for one of the moment.
         check_weight_files(folder)
-        # It would load any values, and answer with whatever token comes of them.
-        check_finite_files(folder)
 
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -101,6 +99,7 @@ def _required_arguments(policy: Policy, params: GenerateParams) -> dict[str, Any
         "dtype": params.dtype,
         "max_model_len": policy.max_length_tokens,
         "tensor_parallel_size": settings.tensor_parallel_size,
+        "pipeline_parallel_size": 1,
         "gpu_memory_utilization": settings.gpu_memory_utilization,
         "max_num_seqs": settings.max_num_seqs,
         "enforce_eager": is_cpu if settings.enforce_eager is None else settings.enforce_eager,

@@ -5,9 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 
-from stages.contract.digests import in_threads
 from stages.contract.errors import UserError
 from stages.harness.context import ModelSource
 from stages.modeling.engine_errors import is_out_of_memory
@@ -19,24 +17,6 @@ _SHOWN_CHARACTERS = 300
 def checkpoint_folder(source: ModelSource) -> Path | None:
     """The folder that ``source`` names, or None for a hub id."""
     return Path(source.name_or_path) if source.revision is None else None
-
-
-def check_finite_files(folder: Path) -> None:
-    """Reads the weights of a local checkpoint, since an engine would load any values."""
-    files = sorted(folder.glob("*.safetensors"))
-    threads = torch.get_num_threads()
-    # Each file in its own thread, without torch's: an engine that forks its processes later
-    # would leave them a pool of threads that are not there.
-    torch.set_num_threads(1)
-    try:
-        names_of = in_threads(_not_finite, files)
-    finally:
-        torch.set_num_threads(threads)
-    faulty = [str(path) for path, names in names_of.items() if names]
-    if faulty:
-        raise not_finite_error(
-            ", ".join(faulty), [name for names in names_of.values() for name in names]
-        )
 
 
 def not_finite_error(where: str, names: list[str]) -> UserError:
@@ -51,19 +31,6 @@ def is_finite(weight: torch.Tensor) -> bool:
     """True if all numbers of a weight are finite; no copy of it is made."""
     # NaN is both least and greatest.
     return not weight.numel() or bool(torch.stack(weight.aminmax()).isfinite().all())
-
-
-def _not_finite(path: Path) -> list[str]:
-    with safe_open(path, framework="pt") as file:
-        names = list(file.keys())
-        return [name for name in names if not _is_finite_stored(file.get_tensor(name))]
-
-
-def _is_finite_stored(weight: torch.Tensor) -> bool:
-    if not weight.is_floating_point():
-        return True
-    # torch has no minimum for floats of eight bits.
-    return is_finite(weight.to(torch.bfloat16) if weight.itemsize == 1 else weight)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Rows of JSON-lines files, Parquet files and hub data sets, streamed, each with its place."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from stages.contract.data_files import (
@@ -15,7 +15,6 @@ from stages.contract.data_files import (
     read_data_file,
 )
 from stages.contract.errors import UserError
-from stages.contract.events import Emitter
 from stages.contract.request import HubInput
 from stages.harness.context import FoundInput
 
@@ -31,24 +30,6 @@ class RowSource:
     """Starts reading from the first row."""
     columns: tuple[str, ...] = ()
     """All its columns, for messages, if rows have only columns of interest."""
-    unread_fields: set[str] = field(default_factory=set)
-    """Fields of messages, other than role and content, in the rows of :meth:`rows` so far."""
-
-    def rows(self) -> Iterator[Row]:
-        """The rows from the first one."""
-        for place, row in self.read():
-            for turns in row.values():
-                for turn in turns if isinstance(turns, list) else ():
-                    if isinstance(turn, Mapping) and "role" in turn:
-                        self.unread_fields.update(name for name in turn if turn[name] is not None)
-            self.unread_fields.difference_update(("role", "content"))
-            yield place, row
-
-    def warn_of_unread_fields(self, events: Emitter) -> None:
-        """Names the fields that are not read in the stage's log."""
-        if self.unread_fields:
-            names = ", ".join(sorted(self.unread_fields))
-            events.info(f"{self.name}: fields of messages that are not read: {names}")
 
 
 def open_source(

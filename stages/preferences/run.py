@@ -32,7 +32,7 @@ def run(ctx: StageContext[PreferencesParams]) -> None:
     [data] = ctx.inputs["data"]
     source = open_source(data, subset=ctx.params.subset, split=ctx.params.split)
     with TableWriter(ctx.out / "pairs.parquet", PAIRS) as writer:
-        for place, row in source.rows():
+        for place, row in source.read():
             counts["rows"] += 1
             with located(place):
                 preference = read_preference(row, ctx.params)
@@ -40,7 +40,6 @@ def run(ctx: StageContext[PreferencesParams]) -> None:
             if pair is not None:
                 writer.write(pair)
             ctx.events.progress(min(counts["rows"], source.num_rows), source.num_rows, "rows")
-    source.warn_of_unread_fields(ctx.events)
     if not counts["pairs"]:
         remedy = "name the data set as inputs.prompts as well, or leave inputs.prompts out"
         if counts["ties"] + counts["reversed"] > counts["other_prompts"]:

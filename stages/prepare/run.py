@@ -71,8 +71,6 @@ def run(ctx: StageContext[PrepareParams]) -> None:
     for name in _TOLD:
         if report[name]:
             ctx.events.info(f"{name.replace('_', ' ')}: {report[name]}")
-    for _, source in sources:
-        source.warn_of_unread_fields(ctx.events)
 
 
 def _open_sources(ctx: StageContext[PrepareParams]) -> _Sources:
@@ -102,7 +100,7 @@ def _open_sources(ctx: StageContext[PrepareParams]) -> _Sources:
 
 def _prompts(params: PrepareParams, source: RowSource) -> Iterator[tuple[Prompt | None, bytes]]:
     """The prompts of a source with their identities; None for an invalid row to drop."""
-    for place, row in source.rows():
+    for place, row in source.read():
         try:
             with located(place):
                 prompt = read_prompt(row, params, source.columns)

@@ -8,7 +8,6 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from stages.contract.errors import UserError, located
-from stages.contract.events import Emitter
 from stages.contract.messages import ROLES, Messages
 from stages.harness.context import FoundInput
 from stages.modeling.chat import render_answered
@@ -21,10 +20,8 @@ Placed = tuple[str, Messages]
 """A conversation after its place (``sft.jsonl, line 3``)."""
 
 
-def read_conversations(inputs: Iterable[FoundInput], events: Emitter) -> Iterator[Placed]:
+def read_conversations(inputs: Iterable[FoundInput]) -> Iterator[Placed]:
     """Yields the conversations of several inputs in order; each ends with an assistant turn.
-
-    Fields of messages that are not read are named in the log.
 
     Raises:
         UserError: One has no conversation or cannot be read, or a row is not such a conversation.
@@ -33,11 +30,10 @@ def read_conversations(inputs: Iterable[FoundInput], events: Emitter) -> Iterato
     for data in inputs:
         source = open_source(data)
         place = ""
-        for place, row in source.rows():
+        for place, row in source.read():
             with located(place):
                 conversation = read_conversation(row)
             yield place, conversation
-        source.warn_of_unread_fields(events)
         if not place:
             raise UserError(f"{source.name} has no conversations", "check that it is the right one")
 

@@ -65,7 +65,7 @@ class ConversationFit(Fit[SftParams]):
     def __init__(self, ctx: StageContext[SftParams], process: Process) -> None:
         super().__init__(ctx, process)
         self._source = ctx.model("policy") if ctx.has("policy") else None
-        conversations: Iterable[Placed] = read_conversations(ctx.inputs["data"], process.events)
+        conversations: Iterable[Placed] = read_conversations(ctx.inputs["data"])
         longest = ctx.params.max_length_tokens
         if self._source is None:
             # Their words are the new model's vocabulary.

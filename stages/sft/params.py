@@ -1,8 +1,8 @@
 """Parameters of the sft stage."""
 
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from stages.contract.params import ChatSettings, InputSpec, OutputSpec, Settings
 from stages.training.params import TrainingParams
@@ -24,16 +24,6 @@ class ArchitectureParams(Settings):
     """Width of the feed-forward layers."""
     max_position_embeddings: int = Field(128, ge=2)
     """Context in tokens, prompt and response together."""
-
-    @model_validator(mode="after")
-    def _heads_share_the_width(self) -> Self:
-        # Rotary embeddings turn pairs of a head's dimensions.
-        if self.hidden_size % (2 * self.num_attention_heads):
-            raise ValueError(
-                f"hidden_size {self.hidden_size} is not a multiple of twice num_attention_heads "
-                f"{self.num_attention_heads}"
-            )
-        return self
 
 
 class SftParams(TrainingParams, ChatSettings):

@@ -5,9 +5,7 @@ import re
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -191,15 +189,14 @@ def test_logs_show_the_step_and_the_place_of_the_file(finished):
     store = finished.parent / "store"
     done = geb_ok("logs", "small", "iteration-1/train", "--store", store)
     head, *lines = done.stdout.splitlines()
-    shown = Path(head.rpartition(", ")[2])
-    [path] = shown.parents[1].glob(f"{shown.parent.name}/{shown.name}")
+    path = Path(head.rpartition(", ")[2])
     assert path.read_bytes().count(b"\n") == len(lines), "a progress bar is one line"
     assert any("pairs" in line for line in lines)
     wrong = geb_refused("logs", "small", "iteration-9/train", "--store", store)
     assert "iteration-1/train" in wrong
 
 
-def test_logs_without_a_step_follow_the_failed_step(record):
+def test_logs_without_a_step_show_the_failed_step(record):
     with pytest.raises(GebError), recorded_run_attempt(record):
         note(record, "sft", "done")
         failed = note(record, "iteration-1/train", "failed")
@@ -208,28 +205,9 @@ def test_logs_without_a_step_follow_the_failed_step(record):
         (folder / "20260101-000000-1-1.log").write_text("first\n")
         (folder / "20260102-000000-1-1.log").write_text("bar 1 %\rbar 100 %\nthe last word")
         raise GebError("no")
-    text = shown(record, "logs", "small", "--follow")
+    text = shown(record, "logs", "small")
     assert "iteration-1/train failed, attempt 2" in text
     assert text.splitlines()[1:] == ["bar 100 %", "the last word"]
-
-
-def test_following_shows_the_last_lines_of_a_step_that_has_ended(record, monkeypatch):
-    attempt = ExitStack()
-    attempt.enter_context(recorded_run_attempt(record))
-    folder = record.store.root / "logs/sft" / note(record, "sft", "running").key
-    folder.mkdir(parents=True)
-    log = folder / "20260101-000000-1-1.log"
-    log.write_text("first\n")
-
-    def go_on(_):
-        log.write_text("first\nthe last word\n")
-        note(record, "sft", "done")
-        note(record, "iteration-1/train", "done")
-        attempt.close()
-
-    monkeypatch.setattr("flows.commands.status.time", SimpleNamespace(sleep=go_on))
-    text = shown(record, "logs", "small", "--follow")
-    assert [line for line in text.splitlines() if "sft" not in line] == ["first", "the last word"]
 
 
 def test_an_overview_of_runs_asks_a_bucket_once_for_all(record, monkeypatch):

@@ -119,15 +119,6 @@ def test_figures_of_a_comparing_judge_are_alike_for_one_base(override):
             "generate asks for 1 .* takes 8 .*, to 8",
         ),
         (
-            [
-                VLLM,
-                "generate.vllm.extra_engine_args={pipeline_parallel_size: 2}",
-                "generate.vllm.tensor_parallel_size=2",
-                "resources.generate.gpus=2",
-            ],
-            "generate asks for 2 .* takes 4 .*, to 4",
-        ),
-        (
             [VLLM, "generate.vllm.tensor_parallel_size=2", "resources.generate.gpus=5"],
             "generate asks for 5 .*, to 2; generate.num_shards",
         ),

@@ -49,16 +49,6 @@ def test_a_client_without_the_password_reads_what_to_set(api, tmp_path, password
     assert "wrong" not in str(caught.value)
 
 
-def test_a_server_of_an_older_minor_version_is_refused(api, tmp_path, monkeypatch):
-    monkeypatch.setattr(_Guarded, "version", "3.7.7")
-    with (
-        temporary_settings({PREFECT_API_URL: api, PREFECT_API_AUTH_STRING: PASSWORD}),
-        pytest.raises(UserError, match=r"has version 3\.7\.7") as caught,
-    ):
-        ensure_prefect_server(tmp_path / "log", print)
-    assert prefect.__version__ in caught.value.remedy
-
-
 def test_a_server_that_does_not_answer_is_named(tmp_path):
     nowhere = "http://127.0.0.1:9/api"
     with (

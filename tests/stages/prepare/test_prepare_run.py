@@ -13,7 +13,7 @@ from stages.contract.request import FileInput
 from stages.prepare.params import PrepareParams
 from stages.prepare.run import STAGE
 from stages.tables.schemas import PROMPTS, read_rows
-from tests.stage_calls import EventLog, call, file_input, metrics, write_jsonl
+from tests.stage_calls import call, file_input, metrics, write_jsonl
 
 
 def chat(question, **more):
@@ -120,17 +120,6 @@ def test_a_row_with_a_picture_is_refused(store, tmp_path, suffix):
     write_jsonl(tmp_path / "p.jsonl", rows)
     with pytest.raises(UserError, match="2: the row holds images"):
         prepare(store, tmp_path / f"p.{suffix}", iterations=1, test_prompts=1)
-
-
-def test_fields_of_messages_that_are_not_read_are_named(store, tmp_path):
-    turns = [{"role": "user", "content": "red"}, {"role": "user", "content": "blue", "name": "Ann"}]
-    # Arrow gives every turn of a table the fields of all, with nulls.
-    rows = [{"messages": [{**turn, "tool_calls": None}]} for turn in turns]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "p.parquet")
-    events = EventLog()
-    prepare(store, tmp_path / "p.parquet", test_prompts=1, iterations=1, events=events)
-    [message] = [event.message for event in events.events if event.type == "log"]
-    assert message.endswith("p.parquet: fields of messages that are not read: name")
 
 
 def test_plain_text_becomes_a_user_message_under_the_system_prompt(store, tmp_path):
