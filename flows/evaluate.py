@@ -13,7 +13,7 @@ from flows.pipeline.algorithm import ResolvedRun, sample_and_score
 from flows.pipeline.config import RunConfig
 from flows.pipeline.form import RunOverrides
 from flows.pipeline.inputs import ComparedModels, resolve_compared
-from flows.pipeline.preflight import check_environment
+from flows.pipeline.preflight import check_data, check_environment, check_templates
 from flows.pipeline.presets import DEFAULT_PRESET, configured
 from flows.pipeline.step import Source
 from flows.pipeline.steps import Steps
@@ -127,6 +127,7 @@ def resolve_comparison(config: RunConfig, models: ComparedModels) -> ResolvedRun
         HubUnreachableError: The hub cannot be asked for a revision.
     """
     config, external = resolve_compared(config, models)
+    check_templates(config, {"": external})
     steps = Steps(config, {"": external})
     [policy] = external["policy"]
     [base] = external["base"]
@@ -135,6 +136,7 @@ def resolve_comparison(config: RunConfig, models: ComparedModels) -> ResolvedRun
     if isinstance(policy, ArtifactInput) and models.suite is None and not external["test_prompts"]:
         prompts = _held_out(open_store(config.store), models.policy, policy)
     else:
+        check_data(config, {"": external})
         prompts = steps.prepare().at("test.parquet")
     base_samples = sample_and_score(steps, "base", sampling, base, prompts)
     samples = sample_and_score(steps, "policy", sampling, policy, prompts, base_samples)

@@ -32,6 +32,8 @@ def resolve(location: str, repo_type: RepoType) -> Input:
     the runs of a sweep, so have the same inputs. Files whose size or time of modification changes
     are hashed again.
 
+    A relative path of two names is a hub id: :func:`anchored_input` has made paths absolute.
+
     Raises:
         UserError: The location is neither a file nor a hub id.
         HubUnreachableError: The hub cannot be asked for the revision.
@@ -44,7 +46,7 @@ def resolve(location: str, repo_type: RepoType) -> Input:
 def _resolved(location: str, repo_type: RepoType, state: str) -> Input:
     """The input at a location, in a state that is older than the digest: later changes show."""
     path = Path(location).expanduser()
-    if path.exists():
+    if path.exists() and not _HUB_ID.fullmatch(location):
         return FileInput(location=str(path.absolute()), digest=digest_of(path), state=state)
     repo, _, revision = location.partition("@")
     if not _HUB_ID.fullmatch(repo) or path.suffix in (".jsonl", ".json", ".parquet", ".py"):
@@ -61,10 +63,9 @@ def unread(location: str, repo_type: RepoType) -> Input:
 
     Steps with it can be listed and compared with each other, not computed.
     """
-    path = Path(location).expanduser()
     repo, _, revision = location.partition("@")
-    if path.exists() or not _HUB_ID.fullmatch(repo):
-        return FileInput(location=str(path.absolute()), digest=location)
+    if not _HUB_ID.fullmatch(repo):
+        return FileInput(location=str(Path(location).expanduser().absolute()), digest=location)
     return HubInput(repo=repo, revision=revision or "main", repo_type=repo_type)
 
 

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from flows.pipeline.config import Inputs, RunConfig
 from flows.pipeline.external import Externals, RepoType, resolve
+from flows.pipeline.paths import anchored_input
 from stages.contract.digests import sha256_of
 from stages.contract.errors import UserError
 from stages.contract.request import HubInput, Input
@@ -28,7 +30,7 @@ def resolve_model(location: str, store: Store) -> Input:
         HubUnreachableError: The hub cannot be asked for the revision.
     """
     if "/" in location:
-        return resolve(location, "model")
+        return resolve(anchored_input(location, Path.cwd()), "model")
     version, _ = ModelRegistry(store).resolve(location)
     return version.checkpoint
 

@@ -50,7 +50,12 @@ def with_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[str
             raise UserError(
                 f"--set {_shown(override)} is not NAME=VALUE", "write --set train.kappa=1e-3"
             )
-        values = _replaced(values, name, parse_yaml(text, f"the value of --set {_shown(name)}"))
+        value = parse_yaml(text, f"the value of --set {_shown(name)}")
+        if isinstance(value, str) and "#" in text and "#" not in value:
+            raise UserError(
+                f"--set {_shown(override)}: a comment begins at its #", "put the value in quotes"
+            )
+        values = _replaced(values, name, value)
     return values
 
 
@@ -77,11 +82,11 @@ def load_overridden(
 
 
 def merged(values: Sections, others: Sections, depth: float = math.inf) -> dict[str, Any]:
-    """Nested sections with others laid over them; below a depth others replace them."""
+    """Nested sections with others laid over them; an empty one, or one below a depth, replaces."""
     result = dict(values)
     for name, other in others.items():
         value = result.get(name)
-        if depth > 1 and isinstance(value, dict) and isinstance(other, dict):
+        if depth > 1 and other and isinstance(value, dict) and isinstance(other, dict):
             other = merged(value, other, depth - 1)
         result[name] = other
     return result

@@ -64,9 +64,10 @@ def _table(table: Any, folder: Path) -> Any:
     return {_path(location, folder): value for location, value in table.items()}
 
 
-def _input(location: Any, folder: Path) -> Any:
+def anchored_input(location: Any, folder: Path) -> Any:
+    """The path of an input, or the paths of several; a hub id stays unless it is a path here."""
     if isinstance(location, list):
-        return [_input(part, folder) for part in location]
+        return [anchored_input(part, folder) for part in location]
     path = _path(location, folder)
     if not isinstance(location, str) or not _HUB_ID.fullmatch(location):
         return path
@@ -76,10 +77,10 @@ def _input(location: Any, folder: Path) -> Any:
 
 _ANCHORED = {
     "store": _store,
-    "inputs.*": _input,
-    "suites.*.prompts": _input,
-    "suites.*.oracle_model": _input,
-    "suites.*.oracle_code": _input,
+    "inputs.*": anchored_input,
+    "suites.*.prompts": anchored_input,
+    "suites.*.oracle_model": anchored_input,
+    "suites.*.oracle_code": anchored_input,
     "execution.interpreters.*": _interpreter,
     "execution.docker.mounts": _table,
     "execution.kubernetes.volumes": _table,

@@ -33,8 +33,8 @@ _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat
 def check_run(config: RunConfig, inputs: Mapping[str, Externals]) -> None:
     """Checks what a run needs of this machine; UserError if that is not there."""
     _check_checkpoints(config, inputs)
-    _check_data(config, inputs)
-    _check_templates(config, inputs)
+    check_data(config, inputs)
+    check_templates(config, inputs)
     _check_context(config, inputs[""])
     check_environment(config)
     for tracker in config.tracking.report_to:
@@ -106,7 +106,7 @@ def _check_kind(setting: str, folder: Path) -> None:
             )
 
 
-def _check_data(config: RunConfig, inputs: Mapping[str, Externals]) -> None:
+def check_data(config: RunConfig, inputs: Mapping[str, Externals]) -> None:
     """Reads the first rows of local data files as their stages will.
 
     Raises:
@@ -132,7 +132,7 @@ def _check_data(config: RunConfig, inputs: Mapping[str, Externals]) -> None:
 def _first_prompts(
     params: PrepareParams, sources: Sequence[Input], control_tokens: Sequence[str]
 ) -> list[Prompt]:
-    """The first prompts of local files; UserError as :func:`_check_data`."""
+    """The first prompts of local files; UserError as :func:`check_data`."""
 
     def read(row: dict[str, Any]) -> Prompt:
         prompt = read_prompt(row, params, columns=())
@@ -193,7 +193,7 @@ def _files(sources: Sequence[Input]) -> list[Path]:
     return [path for path in _local(sources) if path.is_file()]
 
 
-def _check_templates(config: RunConfig, inputs: Mapping[str, Externals]) -> None:
+def check_templates(config: RunConfig, inputs: Mapping[str, Externals]) -> None:
     """Reads local templates of judges; UserError as :func:`read_template`."""
     for suite, part in config.parts().items():
         # Beside an oracle that needs a file of code, a judge has the default template.

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from flows.execution.plan import differences
+from flows.pipeline.config import UNUSED_BY_SUITES, RunConfig
 from flows.pipeline.step import suite_step_name
 from flows.report.differences import (
     Difference,
@@ -117,15 +118,20 @@ class Comparison:
             fewest = min(seeds.values())
             if fewest < _ENOUGH_SEEDS:
                 sentences.append(f"A method has {fewest} finished seeds: too few.")
+        first_run = self.runs[0]
         for run in self.runs:
             done = run.last_iteration
             if done != run.config.iterations:
                 sentences.append(f"{run.run} has {done} of {run.config.iterations} iterations.")
-            first_run = self.runs[0]
             if places := ", ".join(_evaluated_otherwise(first_run, run)):
                 sentences.append(
-                    f"Figures may not compare ({places}): {run.run} has other sampling there than "
-                    f"{first_run.run}, or an oracle with other settings, files or base answers."
+                    f"Figures may not compare ({places}): {run.run} has other prompts or sampling "
+                    f"there than {first_run.run}, or an oracle with other settings, files or base "
+                    "answers."
+                )
+            if _has_other_base(first_run, run):
+                sentences.append(
+                    f"Win rates do not compare: {run.run} and {first_run.run} have other bases."
                 )
         return " ".join(sentences)
 
@@ -234,29 +240,49 @@ def compare_summaries(
     return replace(comparison, differences=adjusted(tests))
 
 
-def _evaluated_otherwise(first: Summary, second: Summary) -> Iterator[str]:
-    """Evaluations of two runs by other sampling or oracles, or by a judge with another base.
+def _has_other_base(first: Summary, second: Summary) -> bool:
+    """True if two runs start from different policies.
 
     The seed of a warm start does not count: methods are compared over seeds.
     """
-    other_base = (
-        (
-            first.config.inputs.warm_start
-            and first.config.sft.result_fields() != second.config.sft.result_fields()
-        )
+    warm_starts = [run.config.sft.result_fields() for run in (first, second)]
+    return (
+        (first.config.inputs.warm_start is not None and warm_starts[0] != warm_starts[1])
         or read_other_files(first, second, "base/generate/")
         or read_other_files(first, second, "sft")
     )
+
+
+def _evaluated_otherwise(first: Summary, second: Summary) -> Iterator[str]:
+    """Evaluations that two runs have by other prompts, sampling or oracles.
+
+    For a judge that compares, another base is another oracle.
+    """
     others = second.config.parts()
     for suite, part in first.config.parts().items():
         other = others.get(suite, part)
         if (
-            part.evaluation.sampling() != other.evaluation.sampling()
+            _sampling(part) != _sampling(other)
             or part.score.result_fields() != other.score.result_fields()
             or read_other_files(first, second, suite_step_name("base", suite) + "/score/")
-            or (part.score.compares and other_base)
+            or _prompt_files(first, suite) != _prompt_files(second, suite)
+            or (part.score.compares and _has_other_base(first, second))
         ):
             yield suite or HELD_OUT
+
+
+def _sampling(part: RunConfig) -> dict[str, Any]:
+    """Settings by which the responses of an evaluation are sampled and its prompts are read."""
+    sampled = part.generate.model_copy(update=part.evaluation.sampling() | {"num_shards": 1})
+    return sampled.result_fields() | part.prepare.model_dump(exclude=set(UNUSED_BY_SUITES))
+
+
+def _prompt_files(run: Summary, suite: str) -> list[str]:
+    """Digests of the files of an evaluation's prompts; none if a suite has the run's prompts."""
+    step = f"{suite_step_name('base', suite)}/prepare" if suite else "prepare"
+    prepared = run.artifacts.get(step)
+    inputs = prepared.manifest.inputs if prepared else {}
+    return [source.digest for source in inputs.get("test") or inputs.get("train") or ()]
 
 
 def _settings(runs: Sequence[Summary], methods: Mapping[str, str]) -> dict[str, list[str]]:

@@ -47,18 +47,22 @@ class Difference:
 
 
 def compared(first: Summary, second: Summary, names: Sequence[str]) -> Iterator[Difference]:
-    """Compares figures of two runs' policies after the last iteration of the shorter run.
+    """Compares figures of two runs' policies after their last iterations.
 
-    What either run does not have, and figures that are the same for every prompt, are left out.
+    If one of the runs is unfinished, it is after the last iteration that both have. What either
+    run does not have, and figures that are the same for every prompt, are left out.
     """
-    iteration = min(first.last_iteration, second.last_iteration)
+    iterations = [first.last_iteration, second.last_iteration]
+    if iterations != [first.config.iterations, second.config.iterations]:
+        iterations = [min(iterations)] * 2
+    after = " and ".join(map(str, dict.fromkeys(iterations)))
     for suite in ("", *first.config.suites):
         evaluation = suite or HELD_OUT
-        before = prompt_means(first.artifact(iteration, "evaluate", suite), POLICY)
-        now = prompt_means(second.artifact(iteration, "evaluate", suite), POLICY)
+        before = prompt_means(first.artifact(iterations[0], "evaluate", suite), POLICY)
+        now = prompt_means(second.artifact(iterations[1], "evaluate", suite), POLICY)
         for name in names:
             for difference in _by_prompt(before, now, evaluation, second.run, first.run, name):
-                yield replace(difference, test=f"{difference.test}, iteration {iteration}")
+                yield replace(difference, test=f"{difference.test}, iteration {after}")
 
 
 def against_base(evaluated: Artifact, evaluation: str) -> Iterator[Difference]:

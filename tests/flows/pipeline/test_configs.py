@@ -7,6 +7,7 @@ import pytest
 
 from flows.execution.plan import differences
 from flows.pipeline.loading import load_config
+from stages.contract.errors import UserError
 
 ROOT = Path(__file__).parents[3]
 # Parts and suites are not whole configurations, and `cluster` holds deployments.
@@ -43,7 +44,17 @@ def test_a_comparison_differs_in_its_objective_and_nothing_else(preset, differin
 
 
 def test_later_files_and_settings_win(tmp_path):
-    (tmp_path / "a.yaml").write_text("seed: 1\ntrain: {beta: 0.2, kappa: 3}\n")
-    (tmp_path / "b.yaml").write_text("extends: a.yaml\nname: b\ntrain: {kappa: 2}\n")
+    first = "seed: 1\ntrain: {beta: 0.2, kappa: 3}\nsuites: {own: {prompts: own.jsonl}}\n"
+    (tmp_path / "a.yaml").write_text(first)
+    second = "extends: a.yaml\nname: b\ntrain: {kappa: 2}\nsuites: {}\n"
+    (tmp_path / "b.yaml").write_text(second)
     config = load_config(tmp_path / "b.yaml", ["train.kappa=1e-3"])
     assert (config.seed, config.train.beta, config.train.kappa) == (1, 0.2, 1e-3)
+    assert config.suites == {}, "an empty table empties the one it extends"
+
+
+def test_a_text_that_a_comment_would_cut_is_refused():
+    with pytest.raises(UserError, match="a comment begins"):
+        load_config(SHIPPED[0], ["generate.system_prompt=Write a # first"])
+    quoted = load_config(SHIPPED[0], ["generate.system_prompt='Write a # first'"])
+    assert quoted.generate.system_prompt == "Write a # first"

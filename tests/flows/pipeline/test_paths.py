@@ -6,10 +6,14 @@ import pytest
 import yaml
 
 from flows.execution.run_record import RunRecord
+from flows.pipeline import external
 from flows.pipeline.config import RunConfig
+from flows.pipeline.external import resolve
+from flows.pipeline.inputs import resolve_model
 from flows.pipeline.loading import load_config
 from flows.standing.home import Home, Standing
 from stages.contract.errors import UserError
+from stages.contract.request import FileInput, HubInput
 from stages.store.opening import open_store
 from tests.flows.loop import geb_json, geb_ok, write_config
 from tests.programs import run_program
@@ -41,6 +45,17 @@ def test_every_path_of_a_file_starts_in_its_folder(tmp_path, monkeypatch):
         "train": "/opt/python",
     }
     assert list(config.execution.docker.mounts) == [str(tmp_path / "deep/data")]
+
+
+def test_a_hub_id_in_a_file_stays_one_in_every_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(external, "_resolve_revision", lambda *_: "a" * 40)
+    (tmp_path / "models/policy").mkdir(parents=True)
+    (tmp_path / "models/policy/config.json").write_text("{}")
+    config = load_config(written(tmp_path / "deep", {"inputs": {"policy": "models/policy"}}))
+    monkeypatch.chdir(tmp_path)
+    assert isinstance(resolve(config.inputs.policy, "model"), HubInput)
+    store = open_store(str(tmp_path / "store"), create=True)
+    assert isinstance(resolve_model("models/policy", store), FileInput), "a command names it so"
 
 
 def test_paths_of_the_command_line_start_in_the_present_folder(tmp_path, monkeypatch):

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from flows.evaluate import resolve_comparison
 from flows.pipeline.algorithm import resolve_run
+from flows.pipeline.inputs import ComparedModels
 from flows.pipeline.loading import check_config, load_config, load_overridden
 from flows.report.summary import Summary, suite_rows
 from stages.contract.errors import UserError
@@ -20,7 +22,8 @@ from tests.flows.loop import (
     write_config,
 )
 from tests.flows.report.evaluations import write_evaluation
-from tests.tiny_models import make_tiny_reward_model
+from tests.stage_calls import write_jsonl
+from tests.tiny_models import make_tiny_llama, make_tiny_reward_model
 
 QUICKSTART = ROOT / "configs/quickstart.yaml"
 PROMPTS = str(ROOT / "data/quickstart/prompts.jsonl")
@@ -41,6 +44,28 @@ def test_a_suite_s_reward_model_without_a_chat_template_is_refused(tmp_path):
     suite = {"prompts": PROMPTS, "score": {"oracle": "reward_model"}, "oracle_model": str(model)}
     with pytest.raises(UserError, match=r"^suites\.front\.oracle_model: .* has no chat template"):
         steps_of(suites={"front": suite})
+
+
+@pytest.mark.parametrize(
+    ("score", "code", "part"),
+    [
+        ({"oracle": "math_verify"}, None, "needs reference answers"),
+        ({"oracle": "judge", "judge": {"url": "http://j/v1", "model": "m"}}, "{{ prompt }}", "not"),
+    ],
+    ids=["references", "template"],
+)
+def test_an_evaluation_s_data_and_template_are_read_first(tmp_path, score, code, part):
+    prompts = write_jsonl(tmp_path / "prompts.jsonl", [{"prompt": f"{n}?"} for n in range(9)])
+    suite = {"prompts": str(prompts), "score": score}
+    if code is not None:
+        template = tmp_path / "judge.jinja"
+        template.write_text(code)
+        suite["oracle_code"] = str(template)
+    model = str(make_tiny_llama(tmp_path / "model"))
+    store = str(tmp_path / "store")
+    config = load_overridden(QUICKSTART, {"store": store, "suites": {"own": suite}}, (), "test")
+    with pytest.raises(UserError, match=part):
+        resolve_comparison(config, ComparedModels(model, model, "own"))
 
 
 def test_a_suite_without_a_sampling_of_its_own_has_the_run_s():

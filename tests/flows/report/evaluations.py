@@ -14,6 +14,7 @@ def artifact_in(folder, *sources):
     """An artifact as far as the report reads it: its files, and what it shows of the manifest."""
     fields = {"key": "0" * 64, "stage": "evaluate", "seconds": 1.0, "software": {}}
     fields["sources"] = lambda: sources
+    fields["inputs"] = {"train": sources}
     fields |= {"ended": "2026-01-01T00:00:00+00:00", "host": "here", "accelerator": "cpu"}
     return Artifact(folder, SimpleNamespace(**fields))
 

@@ -64,10 +64,15 @@ def two(tmp_path):
     return [run(tmp_path, "plain", 0.2), run(tmp_path, "bonus", 0.9, design="one_minus_pi")]
 
 
-def test_runs_of_unequal_length_are_compared_after_the_shorter_one(tmp_path):
-    compared = compare_summaries([run(tmp_path, "short", 0.2), run(tmp_path, "long", 0.5, 0.9)])
+@pytest.mark.parametrize(
+    ("iterations", "difference"), [(1, 0.7), (2, 0.3)], ids=["finished", "unfinished"]
+)
+def test_an_unfinished_run_alone_is_compared_before_the_end(tmp_path, iterations, difference):
+    short = run(tmp_path, "short", 0.2)
+    short.config = short.config.model_copy(update={"iterations": iterations})
+    compared = compare_summaries([short, run(tmp_path, "long", 0.5, 0.9)])
     reward = next(test for test in compared.differences if test.figure == "mean_reward")
-    assert reward.estimate.value == pytest.approx(0.3)
+    assert reward.estimate.value == pytest.approx(difference)
 
 
 def test_runs_are_tested_against_the_first(two, tmp_path):
@@ -133,6 +138,20 @@ def test_a_judge_that_compares_is_relative_to_the_base(two, tmp_path, step):
     assert "may not compare (held-out prompts): " in compare_summaries(two).verdict()
 
 
+def test_win_rates_against_other_bases_are_cautioned(two, tmp_path):
+    for summary, model in zip(two, "ab", strict=True):
+        base = HubInput(repo=f"owner/{model}", revision="0" * 40)
+        summary.artifacts["base/generate/0"] = artifact_in(tmp_path / summary.run, base)
+    assert "Win rates do not compare: bonus and plain" in compare_summaries(two).verdict()
+
+
+def test_other_held_out_prompts_are_cautioned(two, tmp_path):
+    for summary, digest in zip(two, "01", strict=True):
+        prompts = FileInput(location="prompts.jsonl", digest=digest)
+        summary.artifacts["prepare"] = artifact_in(tmp_path / summary.run, prompts)
+    assert "may not compare (held-out prompts): " in compare_summaries(two).verdict()
+
+
 def test_warm_starts_with_other_settings_are_other_bases(two):
     values = {"score": JUDGE, "inputs": {"warm_start": "chats.jsonl"}}
     for summary, epochs in zip(two, (1, 2), strict=True):
@@ -162,10 +181,10 @@ def test_other_sampling_of_an_evaluation_is_cautioned(two):
         values = {"name": summary.run, "iterations": 1, "suites": suites}
         summary.config = RunConfig.model_validate(values)
     assert "may not compare (own): " in compare_summaries(two).verdict()
-    greedy = {"temperature": 0.0, "num_samples": 1}
-    evaluation = two[1].config.evaluation.model_copy(update=greedy)
-    two[1].config = two[1].config.model_copy(update={"evaluation": evaluation})
-    assert "may not compare (held-out prompts, own): " in compare_summaries(two).verdict()
+    thinking = {"chat_template_args": {"enable_thinking": True}}
+    generate = two[1].config.generate.model_copy(update=thinking)
+    two[1].config = two[1].config.model_copy(update={"generate": generate})
+    assert "may not compare (held-out prompts, own, same): " in compare_summaries(two).verdict()
 
 
 def test_repetitions_may_differ_in_settings_of_speed(tmp_path):
