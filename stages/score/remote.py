@@ -1,6 +1,5 @@
 """Requests to a server: several at once, each retried with growing pauses."""
 
-import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,12 +50,7 @@ class Remote:
         self._timeout_seconds = settings.timeout_seconds
         self._concurrency = settings.concurrency
         self._has_failed = False
-        self._options: dict[str, Any] = {
-            "headers": self._authorization(),
-            "timeout": None,
-            # Made once: it takes longer than a request.
-            "verify": httpx.create_ssl_context(),
-        }
+        self._headers = self._authorization()
 
     def score(
         self,
@@ -82,6 +76,11 @@ class Remote:
         ended: SimpleQueue[Future[Sequence[OracleVerdict]]] = SimpleQueue()
         blocks = {}
         pool = ThreadPoolExecutor(self._concurrency, thread_name_prefix="remote")
+        self._client = httpx.Client(
+            headers=self._headers,
+            timeout=self._timeout_seconds,
+            limits=httpx.Limits(max_connections=self._concurrency),
+        )
         try:
             for start, stop in pairwise(starts):
                 block = pool.submit(ask, rows[start:stop])
@@ -93,6 +92,7 @@ class Remote:
         finally:
             # After a failure nothing more is asked, and requests under way are not waited for.
             pool.shutdown(wait=False, cancel_futures=True)
+            self._client.close()
 
     def post(self, payload: Any, schema: type[Answer]) -> Answer:
         """Posts a payload and reads the answer.
@@ -126,8 +126,7 @@ class Remote:
             try:
                 response, body = self._send(payload)
             except httpx.RequestError as error:
-                cause = _cause_of(error) if isinstance(error, httpx.ConnectError) else error
-                reason = f"{type(error).__name__}: {cause}"
+                reason = f"{type(error).__name__}: {error}"
             else:
                 passes = response.status_code == httpx.codes.TOO_MANY_REQUESTS
                 if not passes and not response.is_server_error:
@@ -143,24 +142,17 @@ class Remote:
         raise RemoteError(f"{self.url} does not serve; its last failure: {reason}")
 
     def _send(self, payload: Any) -> tuple[httpx.Response, bytes]:
-        """Posts once within the timeout; the head of the answer, and its body."""
-        try:
-            # httpx itself bounds each read, and so no answer that trickles.
-            return asyncio.run(asyncio.wait_for(self._exchange(payload), self._timeout_seconds))
-        except TimeoutError as error:
-            message = f"no connection or no whole answer after {self._timeout_seconds:g} s"
-            raise httpx.ReadTimeout(message) from error
-
-    async def _exchange(self, payload: Any) -> tuple[httpx.Response, bytes]:
+        """Posts once; the head of the answer, and its body."""
+        deadline = time.monotonic() + self._timeout_seconds
         body = bytearray()
-        async with (
-            httpx.AsyncClient(**self._options) as client,
-            client.stream("POST", self.url, json=payload) as response,
-        ):
-            async for part in response.aiter_bytes():
+        with self._client.stream("POST", self.url, json=payload) as response:
+            for part in response.iter_bytes():
                 body += part
                 if len(body) > LARGEST_ANSWER:
                     raise self.disagreement(f"it is longer than {LARGEST_ANSWER >> 20} MiB")
+                # httpx itself bounds each read alone.
+                if time.monotonic() > deadline:
+                    raise httpx.ReadTimeout(f"no whole answer after {self._timeout_seconds:g} s")
         return response, bytes(body)
 
     def _check_status(self, response: httpx.Response, body: bytes) -> None:
@@ -191,15 +183,6 @@ class Remote:
                 f"export {self._key_env} with the key alone where the stage runs",
             )
         return {"Authorization": f"Bearer {key}"}
-
-
-def _cause_of(error: BaseException) -> BaseException:
-    """The first cause of an error of a connection, in the words of the system."""
-    while cause := error.__cause__ or error.__context__:
-        error = cause
-    if isinstance(error, BaseExceptionGroup):
-        return _cause_of(error.exceptions[0])
-    return error
 
 
 def _start_of(body: bytes) -> str:

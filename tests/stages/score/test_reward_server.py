@@ -22,20 +22,12 @@ def lengths(request):
 class Trickling(BaseHTTPRequestHandler):
     """Sends a byte of its answer at a time, as long as somebody reads."""
 
-    start = b"HTTP/1.1 200 OK\r\n\r\n"
-
     def do_POST(self):
         with contextlib.suppress(OSError):
-            self.wfile.write(self.start)
+            self.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
             while True:
                 self.wfile.write(b"x")
                 threading.Event().wait(0.05)
-
-
-class TricklingHead(Trickling):
-    """Never ends its answer's head."""
-
-    start = b"HTTP/1.1 200 OK\r\nX-Long: "
 
 
 class Inflating(BaseHTTPRequestHandler):
@@ -100,10 +92,9 @@ class TestFailures:
         assert rows[0]["score"] == len(ROWS[0]["response"])
         assert len(server.requests) == 2
 
-    @pytest.mark.parametrize("handler", [Trickling, TricklingHead])
-    def test_an_answer_that_trickles_is_given_up(self, score, monkeypatch, handler):
+    def test_an_answer_that_trickles_is_given_up(self, score, monkeypatch):
         monkeypatch.setattr("stages.score.remote.ATTEMPTS", 1)
-        with served(handler) as url, pytest.raises(RemoteError, match="after 2 s"):
+        with served(Trickling) as url, pytest.raises(RemoteError, match="after 2 s"):
             score(url, ROWS[:1], timeout_seconds=2)
 
     def test_a_compressed_answer_without_end_is_refused(self, score, monkeypatch):
@@ -115,7 +106,7 @@ class TestFailures:
         server = serve(lambda number, request: lengths(request))
         server.shutdown()
         server.server_close()
-        with pytest.raises(RemoteError, match="Connect call failed"):
+        with pytest.raises(RemoteError, match="Connection refused"):
             score(server.url)
 
 
