@@ -99,10 +99,18 @@ WEIGHTED = {"oracle": "weighted", "weighted": {"weights": {"python": 1, "math_ve
         (
             "import os\nos.system('echo a program speaks')\nimport no_such_module\n",
             "No module named 'no_such_module'",
-            {},
+            {"oracle": "python"},
         ),
-        ("def reward(*args):\n    return []\n", "has no function 'score'; it has: reward", {}),
-        (f"import os\n{SCORE}    os._exit(0)\n", "ended its process with exit code 0", {}),
+        (
+            "def reward(*args):\n    return []\n",
+            "has no function 'score'; it has: reward",
+            {"oracle": "python"},
+        ),
+        (
+            f"import os\n{SCORE}    os._exit(0)\n",
+            "ended its process with exit code 0",
+            {"oracle": "python"},
+        ),
         (f"{SCORE}    return [1.0]\n", "oracle.py:score returned 1 scores for 4", WEIGHTED),
     ],
     ids=["import", "name", "exit", "part of a sum"],
