@@ -35,7 +35,7 @@ SET_BY_THE_RUN = {
     "sft": tuple(ChatSettings.model_fields),
     "generate": ("shard_index",),
     "score": ("allow_control_tokens",),
-    "preferences": ("prompt_system", *ChatSettings.model_fields),
+    "preferences": ("prompt_system", "invalid_rows", *ChatSettings.model_fields),
     "evaluate": ("correct_from", "pass_at_k"),
     "promote": ("model_name", "measured_by", "iteration"),
 }

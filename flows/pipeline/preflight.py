@@ -126,7 +126,8 @@ def check_data(config: RunConfig, inputs: Mapping[str, Externals]) -> None:
         if part.score.needs_references and is_read:
             _require_references(suite, origin, prompts[origin])
     _check_rows(external["warm_start"], read_conversation)
-    _check_rows(external["preferences"], partial(read_preference, params=PreferencesParams()))
+    read = partial(read_preference, params=PreferencesParams())
+    _check_rows(external["preferences"], read, config.prepare.invalid_rows)
 
 
 def _first_prompts(

@@ -171,7 +171,11 @@ class Steps:
         """Takes the pairs of D_t from a data set of preferences, in the tokens of ``policy``."""
         config = self.config
         params = config.preferences.model_copy(
-            update={"prompt_system": config.prepare.system_prompt, **self._chat()}
+            update={
+                "prompt_system": config.prepare.system_prompt,
+                "invalid_rows": config.prepare.invalid_rows,
+                **self._chat(),
+            }
         )
         inputs: Sources = {
             "data": self._external["preferences"],

@@ -1,6 +1,6 @@
 """Parameters of the preferences stage."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from stages.contract.params import ChatSettings, InputSpec, OutputSpec, StageParams
 
@@ -31,3 +31,9 @@ class PreferencesParams(StageParams, ChatSettings):
     """Split that is read from a hub data set (`train_prefs` of `ultrafeedback_binarized`)."""
     prompt_system: str | None = None
     """System message of prompts that have none, as `prepare.system_prompt`; set by the run."""
+    invalid_rows: Literal["refuse", "drop"] = "refuse"
+    """Rows that hold no preference, as `prepare.invalid_rows`; set by the run."""
+
+    def unused_fields(self) -> frozenset[str]:
+        """The refusal of invalid rows, which no artifact has."""
+        return frozenset() if self.invalid_rows == "drop" else frozenset({"invalid_rows"})

@@ -18,7 +18,7 @@ from stages.preferences.params import PreferencesParams
 
 _REMEDY = (
     'write rows as {"prompt": …, "chosen": …, "rejected": …}, each text or messages (TRL\'s '
-    "preference format)"
+    "preference format), or set `prepare.invalid_rows: drop`"
 )
 
 
@@ -46,7 +46,7 @@ def read_preference(row: Mapping[str, Any], params: PreferencesParams) -> Prefer
     if prompt[-1]["role"] != "user":
         raise UserError(
             "no user turn is right before the responses",
-            "end the prompt with a user turn, or remove the row",
+            "end the prompt with a user turn, or set `prepare.invalid_rows: drop`",
         )
     better = _score(row.get("score_chosen"))
     worse = _score(row.get("score_rejected"))

@@ -34,20 +34,27 @@ def run(ctx: StageContext[PreferencesParams]) -> None:
     with TableWriter(ctx.out / "pairs.parquet", PAIRS) as writer:
         for place, row in source.read():
             counts["rows"] += 1
+            ctx.events.progress(min(counts["rows"], source.num_rows), source.num_rows, "rows")
             with located(place):
-                preference = read_preference(row, ctx.params)
+                try:
+                    preference = read_preference(row, ctx.params)
+                except UserError:
+                    if ctx.params.invalid_rows == "refuse":
+                        raise
+                    counts["invalid_rows"] += 1
+                    continue
                 pair = _pair(tokenizer, preference, ctx.params, prompts, counts)
             if pair is not None:
                 writer.write(pair)
-            ctx.events.progress(min(counts["rows"], source.num_rows), source.num_rows, "rows")
     if not counts["pairs"]:
         remedy = "name the data set as inputs.prompts as well, or leave inputs.prompts out"
-        if counts["ties"] + counts["reversed"] > counts["other_prompts"]:
+        if counts["rows"] > 2 * counts["other_prompts"]:
             remedy = "correct the columns chosen and rejected, or their scores"
         raise UserError(
-            f"none of {counts['rows']} rows makes a pair: {counts['ties']} are ties, in "
-            f"{counts['reversed']} the rejected response has the higher score, and the prompts of "
-            f"{counts['other_prompts']} are not among the iteration's",
+            f"none of {counts['rows']} rows makes a pair: {counts['invalid_rows']} hold no "
+            f"preference, {counts['ties']} are ties, in {counts['reversed']} the rejected response "
+            f"has the higher score, and the prompts of {counts['other_prompts']} are not among the "
+            "iteration's",
             remedy,
         )
     (ctx.out / "metrics.json").write_text(dump_json(dict(counts)))

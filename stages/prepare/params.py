@@ -60,8 +60,8 @@ class PrepareParams(StageParams):
     """System message put before every prompt that has none."""
 
     invalid_rows: Literal["refuse", "drop"] = "refuse"
-    """Rows that hold no usable prompt: end with a message that names the first, or drop and count
-    them."""
+    """Rows that hold no usable prompt, and rows of `inputs.preferences` that hold no preference:
+    end with a message that names the first, or drop and count them."""
 
     subset: str | None = None
     """Configuration name of a hub data set that has several (`main` of `openai/gsm8k`)."""

@@ -16,6 +16,7 @@ QUICKSTART = ROOT / "configs/quickstart.yaml"
 JUDGE = "score={oracle: judge, judge: {mode: pairwise, model: j, url: http://x/v1}}"
 VLLM = "generate.backend=vllm"
 
+PAIR = '{"prompt": "one?", "chosen": "yes", "rejected": "no"}\n'
 PARTS = ("generate", "score")
 
 # Number of samples, temperature, top-p and most tokens, by the section that sets them.
@@ -185,6 +186,13 @@ def test_rendering_of_conversations_is_the_same_in_all_stages(tmp_path):
         assert {field: getattr(by_name[name].params, field) for field in chat} == chat
     assert by_name["base/score/0"].params.allow_control_tokens
     pairs = tmp_path / "pairs.jsonl"
-    pairs.write_text('{"prompt": "one?", "chosen": "yes", "rejected": "no"}\n')
+    pairs.write_text(PAIR)
     by_name = steps_of(*given, "iterations=1", f"inputs.preferences={pairs}")
     assert {field: getattr(by_name["iteration-1/pair"].params, field) for field in chat} == chat
+
+
+def test_rows_without_a_preference_are_dropped_as_prepare_drops_rows(tmp_path):
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text('{"prompt": "one?", "chosen": "yes"}\n' + PAIR)
+    steps = steps_of(f"inputs.preferences={pairs}", "prepare.invalid_rows=drop")
+    assert steps["iteration-1/pair"].params.invalid_rows == "drop"

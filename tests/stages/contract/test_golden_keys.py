@@ -90,6 +90,15 @@ GOLDEN = [
         "b2b7d2338197410f",
     ),
     (
+        PreferencesParams(invalid_rows="drop"),
+        {
+            "data": (HUB,),
+            "prompts": (made("prepare", "iteration-1.parquet"),),
+            "policy": (CHECKPOINT,),
+        },
+        "9fe269b3a678896f",
+    ),
+    (
         EvaluateParams(),
         {
             **SCORED,

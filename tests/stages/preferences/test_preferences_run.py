@@ -123,11 +123,12 @@ def test_other_prompts_and_ties_are_counted(paired):
         ({"prompt": "color blue"}, "0 are ties, .* of 1 are not", "inputs.prompts"),
         ({"rejected": CHOSEN}, "1 are ties", "scores"),
         ({"score_chosen": 1.0, "score_rejected": 2.0}, "in 1 the rejected", "scores"),
+        ({"rejected": None}, "1 hold no preference", "columns chosen and rejected"),
     ],
 )
 def test_data_without_pairs_is_refused_by_its_cause(paired, change, said_of_it, remedy):
     with pytest.raises(UserError, match=f"none of 1 rows makes a pair: .*{said_of_it}") as refused:
-        paired([LAYOUTS["text"] | change])
+        paired([LAYOUTS["text"] | change], invalid_rows="drop")
     assert remedy in refused.value.remedy
 
 
@@ -138,6 +139,18 @@ def test_system_prompts_match_prepare_and_generate(paired):
     [sampled] = pairs(paired([LAYOUTS["text"]], system_prompt="one"))
     assert sampled["prompt"] == PROMPT
     assert sampled["prompt_token_ids"] == prepared["prompt_token_ids"]
+
+
+def test_rows_without_a_preference_are_dropped_and_counted(paired):
+    artifact = paired([LAYOUTS["text"], {"prompt": ASKED, "chosen": "a"}], invalid_rows="drop")
+    assert metrics(artifact) == {
+        "rows": 2,
+        "invalid_rows": 1,
+        "pairs": 1,
+        "ties": 0,
+        "reversed": 0,
+        "other_prompts": 0,
+    }
 
 
 @pytest.mark.parametrize(
