@@ -73,7 +73,7 @@ class Inputs(Settings):
     """Python file of a custom pair strategy (`pair.strategy: python`)."""
     preferences: str | None = None
     """Preference data to train on in the place of samples, in TRL's format (docs/training.md).
-    Without `prompts`, the split and held-out prompts are its own."""
+    Without `prompts`, the run has its prompts, and holds some of them out."""
 
     @model_validator(mode="before")
     @classmethod

@@ -18,6 +18,7 @@ from stages.contract.digests import derive_seed, sha256_of
 from stages.contract.params import ChatSettings, StageParams
 from stages.contract.request import key_fields
 from stages.generate.params import GenerateParams
+from stages.prepare.params import PrepareParams
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,18 @@ class Steps:
 
     def prepare(self, name: str = "prepare") -> Output:
         """Splits the prompts into D_1…D_T and a held-out test set."""
-        params = self.config.prepare.model_copy(update={"iterations": self.config.iterations})
+        params = self._reading().model_copy(update={"iterations": self.config.iterations})
         inputs = {"train": self._external["prompts"], "test": self._external["test_prompts"]}
         return self.add(name, params, inputs, self._seed("prepare"))
+
+    def _reading(self) -> PrepareParams:
+        """How prompts are read: the preferences' own prompts from the preferences' split."""
+        config = self.config
+        if config.inputs.prompts != (config.inputs.preferences,):
+            return config.prepare
+        # `prepare.subset` stays where preferences have none: `inputs.test_prompts` may need it.
+        split = config.preferences.model_dump(include={"split", "subset"}, exclude_none=True)
+        return config.prepare.model_copy(update=split)
 
     def warm_start(self) -> Output:
         """Makes the starting policy by supervised training."""
@@ -260,7 +270,7 @@ class Steps:
         parts = [
             self.for_evaluation().params.result_fields() | {"num_shards": 1},
             key_fields(config.score, 0, inputs),
-            config.prepare.model_dump(exclude=set(UNUSED_BY_SUITES)),
+            self._reading().model_dump(exclude=set(UNUSED_BY_SUITES)),
         ]
         if config.score.compares:
             warm_start = self._external["warm_start"]

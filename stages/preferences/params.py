@@ -26,9 +26,11 @@ class PreferencesParams(StageParams, ChatSettings):
     image = "torch"
 
     subset: str | None = None
-    """Configuration name of a hub data set that has several."""
+    """Configuration name of a hub data set that has several; without `inputs.prompts`, `prepare`
+    reads it as well."""
     split: str = "train"
-    """Split that is read from a hub data set (`train_prefs` of `ultrafeedback_binarized`)."""
+    """Split that is read from a hub data set (`train_prefs` of `ultrafeedback_binarized`); without
+    `inputs.prompts`, `prepare` reads it as well."""
     prompt_system: str | None = None
     """System message of prompts that have none, as `prepare.system_prompt`; set by the run."""
     invalid_rows: Literal["refuse", "drop"] = "refuse"

@@ -64,14 +64,16 @@ class PrepareParams(StageParams):
     end with a message that names the first, or drop and count them."""
 
     subset: str | None = None
-    """Configuration name of a hub data set that has several (`main` of `openai/gsm8k`)."""
+    """Configuration name of a hub data set that has several (`main` of `openai/gsm8k`). Prompts of
+    `inputs.preferences` have `preferences.subset` if that is set."""
 
     hub_file: str | None = None
     """File of the hub repository that is read (``.jsonl``, ``.json``, ``.parquet``), if the data
     set cannot be loaded by name or holds other files too; `subset` and splits are then not read."""
 
     split: str = "train"
-    """Split that is read from hub data sets given as `train`."""
+    """Split that is read from hub data sets given as `train`. Prompts of `inputs.preferences` have
+    `preferences.split`."""
 
     test_split: str = "train"
     """Split that is read from a hub data set given as `test`."""

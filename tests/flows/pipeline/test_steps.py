@@ -196,3 +196,26 @@ def test_rows_without_a_preference_are_dropped_as_prepare_drops_rows(tmp_path):
     pairs.write_text('{"prompt": "one?", "chosen": "yes"}\n' + PAIR)
     steps = steps_of(f"inputs.preferences={pairs}", "prepare.invalid_rows=drop")
     assert steps["iteration-1/pair"].params.invalid_rows == "drop"
+
+
+PREFERENCES = ("inputs.prompts=[]", "inputs.preferences=owner/pairs")
+SPLIT = ("preferences.split=train_prefs", "preferences.subset=b")
+OTHER_SPLIT = ("prepare.split=train_gen", "prepare.subset=a")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "read"),
+    [
+        (SPLIT, ("train_prefs", "b")),
+        ((*OTHER_SPLIT, *SPLIT), ("train_prefs", "b")),
+        (("prepare.subset=a",), ("train", "a")),
+        ((*OTHER_SPLIT, *SPLIT, "inputs.prompts=[owner/prompts]"), ("train_gen", "a")),
+    ],
+)
+def test_prompts_of_preferences_are_read_from_their_split(overrides, read):
+    first, *_ = unread_steps(load_config(QUICKSTART, [*PREFERENCES, *overrides]))
+    assert (first.params.split, first.params.subset) == read
+
+
+def test_figures_on_prompts_of_two_splits_of_preferences_differ():
+    assert measured_by(*PREFERENCES) != measured_by(*PREFERENCES, "preferences.split=other")
