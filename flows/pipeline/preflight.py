@@ -204,13 +204,19 @@ def check_templates(config: RunConfig, inputs: Mapping[str, Externals]) -> None:
 
 
 def _check_context(config: RunConfig, external: Externals) -> None:
-    """Refuses responses that no prompt leaves room for in the context."""
+    """Refuses more tokens than the context has, and responses without room for a prompt in it."""
     context = None
     if config.inputs.policy is None:
         context = config.sft.architecture.max_position_embeddings
     for folder in _local(external["policy"]):
         context = read_settings(folder / "config.json").get("max_position_embeddings")
-    context = config.generate.max_length_tokens or context
+    limit = config.generate.max_length_tokens
+    if limit and isinstance(context, int) and limit > context:
+        raise UserError(
+            f"generate.max_length_tokens is {limit}, and the policy's context has {context} tokens",
+            f"set generate.max_length_tokens to {context} or less, or leave it out",
+        )
+    context = limit or context
     # With preferences nothing is sampled for training.
     longest = {} if config.inputs.preferences else {"generate": config.generate.max_new_tokens}
     for suite, part in config.parts().items():

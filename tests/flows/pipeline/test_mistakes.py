@@ -117,6 +117,7 @@ SETTINGS = {
         "suites.more.evaluation.max_new_tokens is 4096",
         "context has 64 tokens",
     ],
+    "generate.max_length_tokens=65": ["max_length_tokens is 65", "context has 64", "64 or less"],
     "generate.max_length_tokens=50 evaluation.max_new_tokens=50": ["context has 50 tokens"],
     "evaluation.max_new_tokens=64": ["evaluation.max_new_tokens is 64", "context has 64 tokens"],
     "suites.more={prompts: @/number.jsonl}": ["number.jsonl, line 1"],
