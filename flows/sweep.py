@@ -10,7 +10,7 @@ from pydantic import Field
 from flows.execution.observer import Session
 from flows.execution.stage_flow import stage_flow
 from flows.iterate import NOTHING, Preset, run_as_flow
-from flows.pipeline.algorithm import resolve_run
+from flows.pipeline.algorithm import check_cells, resolve_run
 from flows.pipeline.config import RunConfig
 from flows.pipeline.form import SharedOverrides
 from flows.pipeline.grid import SweepCell, cells, parse_axes
@@ -56,6 +56,7 @@ def sweep(
     """
     configs = [configured(preset, config) for preset in presets]
     planned = cells(name, configs, parse_axes(grid), seeds)
+    check_cells(planned)
     return sweep_cells(name, planned, parallel_runs, Session())
 
 

@@ -1,7 +1,6 @@
 """Commands ``geb evaluate`` and ``geb sweep``: comparisons of models, and of settings."""
 
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -23,8 +22,7 @@ from flows.commands.common import (
     quiet_prefect,
 )
 from flows.execution.plan import plan
-from flows.pipeline.algorithm import resolve_run
-from flows.pipeline.external import HubUnreachableError
+from flows.pipeline.algorithm import check_cells, resolve_run
 from flows.pipeline.grid import SweepCell, cells, parse_axes
 from flows.pipeline.inputs import ComparedModels
 from flows.report.table import FittedTable
@@ -112,11 +110,7 @@ def sweep(
     if dry_run:
         _show_runs(planned, as_json)
         return
-    if len(bases) > 1:
-        # A mistake in one of several files ends the command before the first run.
-        for cell in planned[:: len(planned) // len(bases)]:
-            with suppress(HubUnreachableError):
-                resolve_run(cell.config)
+    check_cells(planned)
     with prefect_session(bases[0].store, title, as_json) as session:
         from flows.execution.stage_flow import call_as_flow
         from flows.sweep import sweep_cells

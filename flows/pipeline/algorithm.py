@@ -1,15 +1,17 @@
 """Steps of a run in the order of Algorithm 1 of the paper."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from flows.pipeline.config import RunConfig
-from flows.pipeline.external import Externals, unread
+from flows.pipeline.external import Externals, HubUnreachableError, unread
+from flows.pipeline.grid import SweepCell
 from flows.pipeline.inputs import at_commits, every_input, resolve_inputs
 from flows.pipeline.preflight import check_run
 from flows.pipeline.step import Output, Source, Step, step_name, suite_step_name
 from flows.pipeline.steps import Samples, Sampling, Steps
-from stages.contract.errors import UserError
+from stages.contract.errors import UserError, located
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,18 @@ def resolve_run(config: RunConfig, from_step: str | None = None) -> ResolvedRun:
     if from_step is not None and from_step not in (step.name for step in steps):
         raise UserError(f"the run has no step {from_step!r}", "`geb plan CONFIG` lists its steps")
     return ResolvedRun(at_commits(config), steps, from_step)
+
+
+def check_cells(planned: Sequence[SweepCell]) -> None:
+    """Checks each combination of a sweep before the first run starts, under one of its seeds.
+
+    Raises:
+        UserError: As :func:`resolve_run`; the message begins with the combination.
+    """
+    for cell in {cell.method: cell for cell in planned}.values():
+        # The hub may answer again when the run starts.
+        with suppress(HubUnreachableError), located(cell.method):
+            resolve_run(cell.config)
 
 
 def unread_steps(config: RunConfig) -> list[Step]:

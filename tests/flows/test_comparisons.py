@@ -152,11 +152,13 @@ def test_a_sweep_ends_with_a_row_for_each_combination(trained):
 
 def test_a_sweep_goes_on_when_a_run_fails_and_names_it(trained, tmp_path):
     config = write_config(tmp_path, store=str(trained.parent / "store"))
-    grid = ["--grid", f"inputs.oracle_code=/nowhere.py,{ROOT / 'data/quickstart/oracle.py'}"]
+    oracle = tmp_path / "broken.py"
+    oracle.write_text("def score(responses):\n    return 1\n")
+    grid = ["--grid", f"inputs.oracle_code={oracle},{ROOT / 'data/quickstart/oracle.py'}"]
     done = geb("sweep", config, *grid, "--name", "half")
     assert done.returncode == 1, done.stdout
     assert "1 of 2 runs failed" in done.stderr
-    assert "/nowhere.py" in done.stderr
+    assert "the oracle was tried before the run" in done.stderr
     assert "half/comparison.html" in done.stderr.replace("\n", "")
     assert "Traceback" not in done.stderr
 

@@ -198,6 +198,7 @@ COMMANDS = {
             "train.kappa=1 --seeds 1,1": "seeds",
             "train.kappa=": "is not FIELD=VALUE",
             "train.kappa=1,1": "twice",
+            "inputs.test_prompts=@/good.jsonl,@/typo.jsonl": "=@/typo.jsonl: no such file",
             "seed=1,2": "set by the sweep",
         }.items()
     },

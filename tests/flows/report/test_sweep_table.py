@@ -19,9 +19,10 @@ from flows.pipeline.config import RunConfig
 from flows.report.comparison import compare_summaries
 from flows.report.summary import Summary
 from flows.report.table import FigureRow, FittedTable
-from flows.sweep import run_all
-from stages.contract.errors import GebError, RunCancelledError, StoppedError
+from flows.sweep import run_all, sweep
+from stages.contract.errors import GebError, RunCancelledError, StoppedError, UserError
 from stages.evaluate.statistics import Estimate
+from tests.flows.loop import ROOT
 
 ONE, TWO = [0.5, 0.6, 0.55], [0.9, 0.8, 0.85]
 
@@ -86,6 +87,13 @@ def test_a_sweep_shows_which_run_is_at_work_and_since_when(monkeypatch):
     run_all([RunConfig(name=name) for name in ("one", "two")], 1, session)
     lines = re.findall(r"^ +\d+\.\d s (.*)$", written.getvalue(), re.MULTILINE)
     assert lines == ["one run 1 of 2", "two run 2 of 2"]
+
+
+def test_the_flow_checks_every_cell_before_the_first_run(monkeypatch):
+    oracle = ROOT / "data/quickstart/oracle.py"
+    monkeypatch.setattr("flows.sweep.sweep_cells", lambda *given: pytest.fail("a run started"))
+    with pytest.raises(UserError, match=r"^inputs\.oracle_code=/typo\.py: no such file"):
+        sweep.fn.__wrapped__(grid=[f"inputs.oracle_code={oracle},/typo.py"])
 
 
 def test_an_interrupt_starts_no_further_cell(monkeypatch):
