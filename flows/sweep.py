@@ -24,7 +24,7 @@ from stages.contract.events import Log
 from stages.store.opening import open_store
 
 _NO_AXES: list[str] = []
-_ONE_SEED = [0]
+_NO_SEEDS: list[int] = []
 _ONE_PRESET: list[Preset] = [DEFAULT_PRESET]
 AtOnce = Annotated[int, Field(ge=1)]
 """Number of runs at the same time."""
@@ -34,7 +34,7 @@ AtOnce = Annotated[int, Field(ge=1)]
 def sweep(
     name: str = "sweep",
     grid: list[str] = _NO_AXES,
-    seeds: list[int] = _ONE_SEED,
+    seeds: list[int] = _NO_SEEDS,
     parallel_runs: AtOnce = 1,
     presets: list[Preset] = _ONE_PRESET,
     config: SharedOverrides = NOTHING,
@@ -48,7 +48,7 @@ def sweep(
     Args:
         name: Name of the sweep; the runs' names begin with it.
         grid: Fields and their values: train.kappa=0.5,1.
-        seeds: Seeds of each combination.
+        seeds: Seeds of each combination; none takes the preset's.
         parallel_runs: Runs at the same time.
         presets: The configurations to start from.
         config: Differences from the presets in all runs. An empty field takes the preset's

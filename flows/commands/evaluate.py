@@ -85,8 +85,9 @@ def sweep(
         typer.Option("--grid", metavar="NAME=VALUE,VALUE", help="A field and its values."),
     ] = None,
     seeds: Annotated[
-        str, typer.Option(metavar="SEED,SEED", help="Seeds of each combination.")
-    ] = "0",
+        str | None,
+        typer.Option(metavar="SEED,SEED", help="Seeds of each combination; CONFIG's if unset."),
+    ] = None,
     name: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Name of the sweep; the first CONFIG's if unset."),
@@ -121,7 +122,9 @@ def sweep(
     answer_comparison(as_json, comparison)
 
 
-def _seeds(text: str) -> list[int]:
+def _seeds(text: str | None) -> list[int]:
+    if text is None:
+        return []
     try:
         return [int(seed) for seed in text.split(",")]
     except ValueError:

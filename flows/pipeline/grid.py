@@ -59,16 +59,16 @@ def cells(
 ) -> list[SweepCell]:
     """Every configuration with every combination of values under every seed.
 
-    The seeds of one method are together. Names of runs begin with the sweep's, and name their
-    configuration if there are several.
+    The seeds of one method are together; without ``seeds``, a configuration's own is its only one.
+    Names of runs begin with the sweep's, and name their configuration if there are several.
 
     Raises:
         UserError: The name, a field or a value is wrong, a seed or the name of a configuration
             comes twice, or the configurations have two stores.
     """
     require_name(name, "sweep")
-    if not seeds or len(set(seeds)) != len(seeds):
-        raise UserError(f"seeds {list(seeds)} name none, or one twice", "give each seed once")
+    if len(set(seeds)) != len(seeds):
+        raise UserError(f"seeds {list(seeds)} name one twice", "give each seed once")
     _require_one_sweep(configs)
     planned = []
     for config, *values in itertools.product(configs, *axes.values()):
@@ -79,7 +79,7 @@ def cells(
             labels.insert(0, config.name)
             prefix = f"{name}-{config.name}"
         method = ", ".join(labels) or name
-        for seed in seeds:
+        for seed in seeds or [config.seed]:
             run = {**_OF_EVERY_RUN, **fields, "name": _run_name(prefix, fields, seed), "seed": seed}
             planned.append(SweepCell(method, with_fields(config, run, f"sweep {name}")))
     return planned

@@ -28,6 +28,11 @@ def test_a_grid_times_seeds_with_names_of_their_own():
     assert {cell.method for cell in planned} == {"train.kappa=0.5", "train.kappa=1"}
 
 
+def test_a_sweep_without_seeds_keeps_the_seed():
+    planned = cells("try", [configured("quickstart", {"seed": 7})], {"train.kappa": [0.5, 1]}, [])
+    assert [cell.config.seed for cell in planned] == [7, 7]
+
+
 def test_runs_over_equal_names_of_two_sections_have_distinct_names():
     """Otherwise two sweeps of one configuration would write the same runs."""
     names = set()

@@ -107,7 +107,6 @@ SETTINGS = {
     "inputs.warm_start=@/good.jsonl": ["good.jsonl, line 1", "neither messages nor a prompt and"],
     "inputs.warm_start=@/answer-alone.jsonl": ["answer-alone.jsonl, line 1", "no user turn"],
     "inputs.preferences=@/good.jsonl": ["good.jsonl, line 1", "'chosen'"],
-    "inputs.preferences=@/good.jsonl prepare.invalid_rows=drop": ["holds a preference", "@/good"],
     "preferences.invalid_rows=drop": ["preferences.invalid_rows is set by the run"],
     "inputs.prompts=[@/picture.jsonl]": ["picture.jsonl, line 1: the row holds images"],
     "evaluation.pass_at_k=[2]": ["set the smallest score of a correct response"],
