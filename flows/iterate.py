@@ -100,7 +100,7 @@ def run_steps(run: ResolvedRun, session: Session) -> RunResult | State[Any]:
     try:
         with recorded_run_attempt(record, lambda: _put_on_record(run, record)):
             has_begun = True
-            result = _run(run, executor, session)
+            result = _compute_steps(run, executor, session)
     except GebError as error:
         # One that was not to begin leaves the report to the attempt at work.
         if has_begun and not isinstance(error, RunCancelledError):
@@ -131,7 +131,7 @@ def _chosen(preset: str, config: dict[str, Any], fresh: bool) -> RunConfig:
     return fresh_run(chosen, start) if fresh and start else chosen
 
 
-def _run(run: ResolvedRun, executor: StepExecutor, session: Session) -> RunResult:
+def _compute_steps(run: ResolvedRun, executor: StepExecutor, session: Session) -> RunResult:
     record = executor.record
     config = run.config
     with tracked(config, record, _warn(config.name, session)) as track:

@@ -88,10 +88,10 @@ def main() -> None:
         sys.stdout.reconfigure(errors="replace")
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
-        sys.exit(_run())
+        sys.exit(_exit_code())
 
 
-def _run() -> int:
+def _exit_code() -> int:
     try:
         result = typer.main.get_command(app).main(prog_name="geb", standalone_mode=False)
     except (Exception, StoppedError) as error:

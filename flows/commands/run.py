@@ -52,7 +52,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run a configuration; whatever the store has already is reused."""
-    _run(config_of_command(config, overrides, runner, store), from_step, as_json)
+    _plan_and_run(config_of_command(config, overrides, runner, store), from_step, as_json)
 
 
 def resume(
@@ -66,7 +66,7 @@ def resume(
     record = RunRecord.existing(open_store(store), name)
     # A run is resumed in the store that holds it, which may have moved.
     config = record.config(strict=True).model_copy(update={"store": location_of(store)})
-    _run(config, from_step, as_json, dry_run)
+    _plan_and_run(config, from_step, as_json, dry_run)
 
 
 def plan(
@@ -79,7 +79,7 @@ def plan(
 ) -> None:
     """Show what a run would reuse, compute, and why, and its cost."""
     settings = config_of_command(config, overrides, runner, store)
-    _run(settings, from_step, as_json, dry_run=True)
+    _plan_and_run(settings, from_step, as_json, dry_run=True)
 
 
 def report(name: RunName, store: StorePath = "store", as_json: AsJson = False) -> None:
@@ -94,7 +94,7 @@ def report(name: RunName, store: StorePath = "store", as_json: AsJson = False) -
         raise typer.Exit(EXIT_FAILED)
 
 
-def _run(
+def _plan_and_run(
     config: RunConfig,
     from_step: str | None,
     as_json: bool,

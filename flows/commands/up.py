@@ -53,12 +53,14 @@ def up(
         return
     opened = open_store(store or DEFAULT_STORE, create=True)
     if place.claim():
-        _run(place, opened, bool(store), port, limit, password)
+        _serve(place, opened, bool(store), port, limit, password)
     else:
         _show_running(place, opened.location)
 
 
-def _run(home: Home, store: Store, is_of_all: bool, port: int, limit: int, password: bool) -> None:
+def _serve(
+    home: Home, store: Store, is_of_all: bool, port: int, limit: int, password: bool
+) -> None:
     quiet_prefect()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -82,7 +82,7 @@ class StepTasks:
         awaited = (*step.upstream(), *step.after)
         upstream = {name: self._futures[name] for name in awaited}
         task: Task[Any, Any] = Task(
-            self._run,
+            self._execute_step,
             # Prefect shows it, with a suffix, before the task starts.
             name=step.name,
             task_run_name=step.name,
@@ -118,7 +118,7 @@ class StepTasks:
         is_final = isinstance(error, UserError | PreemptedError)
         return not is_final and not self._executor.runner.closed.is_set()
 
-    def _run(self, name: str, upstream: dict[str, Artifact]) -> Any:
+    def _execute_step(self, name: str, upstream: dict[str, Artifact]) -> Any:
         try:
             result = self._executor.execute(self._steps[name], upstream, PrefectProgress())
         except RefusedError:
