@@ -35,7 +35,3 @@ class PreferencesParams(StageParams, ChatSettings):
     """System message of prompts that have none, as `prepare.system_prompt`; set by the run."""
     invalid_rows: Literal["refuse", "drop"] = "refuse"
     """Rows that hold no preference, as `prepare.invalid_rows`; set by the run."""
-
-    def unused_fields(self) -> frozenset[str]:
-        """The refusal of invalid rows, which no artifact has."""
-        return frozenset() if self.invalid_rows == "drop" else frozenset({"invalid_rows"})

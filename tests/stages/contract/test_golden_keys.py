@@ -87,16 +87,7 @@ GOLDEN = [
             "prompts": (made("prepare", "iteration-1.parquet"),),
             "policy": (CHECKPOINT,),
         },
-        "b2b7d2338197410f",
-    ),
-    (
-        PreferencesParams(invalid_rows="drop"),
-        {
-            "data": (HUB,),
-            "prompts": (made("prepare", "iteration-1.parquet"),),
-            "policy": (CHECKPOINT,),
-        },
-        "9fe269b3a678896f",
+        "10145ede22b46b0d",
     ),
     (
         EvaluateParams(),
