@@ -34,7 +34,6 @@ SET_BY_THE_RUN = {
     "prepare": ("iterations",),
     "sft": tuple(ChatSettings.model_fields),
     "generate": ("shard_index",),
-    "score": ("allow_control_tokens",),
     "preferences": ("prompt_system", "invalid_rows", *ChatSettings.model_fields),
     "evaluate": ("correct_from", "pass_at_k"),
     "promote": ("model_name", "measured_by", "iteration"),

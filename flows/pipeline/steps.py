@@ -153,8 +153,9 @@ class Steps:
             "opponents": [opponents] if opponents else [],
             **self._oracle_inputs(),
         }
-        update = {"allow_control_tokens": self.config.generate.allow_control_tokens}
-        params = self.config.score.model_copy(update=update)
+        params = self.config.score
+        if self.config.generate.allow_control_tokens:
+            params = params.model_copy(update={"allow_control_tokens": True})
         return self.add(f"{prefix}/score/{shard}", params, inputs)
 
     def _oracle_inputs(self) -> Externals:

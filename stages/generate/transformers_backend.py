@@ -40,8 +40,6 @@ class TransformersBackend:
         self._params = params
         self._events = events
         self._stop_ids = sorted(policy.stop_ids)
-        # Any id will do, it is masked.
-        self._pad_id = policy.tokenizer.pad_token_id or 0
 
     def close(self) -> None:
         """Nothing to end: the model goes with its last reference."""
@@ -79,7 +77,7 @@ class TransformersBackend:
         params = self._params
         device = self._model.device
         stop_ids = torch.tensor(self._stop_ids, device=device)
-        decoder = _Decoder(self._model, prompts, rows, self._pad_id)
+        decoder = _Decoder(self._model, prompts, rows)
         seeds = [prompts[index].seeds[sample] for index, sample in rows]
         draws = np.stack([uniforms(seed, params.max_new_tokens) for seed in seeds])
         uniform = torch.from_numpy(draws).to(device)
@@ -146,11 +144,10 @@ class _Decoder:
         model: Any,
         prompts: Sequence[EncodedPrompt],
         rows: Sequence[tuple[int, int]],
-        pad_id: int,
     ):
         self._model = model
         distinct = list(dict.fromkeys(index for index, _ in rows))
-        ids, self._mask = _left_pad([prompts[index].token_ids for index in distinct], pad_id)
+        ids, self._mask = _left_pad([prompts[index].token_ids for index in distinct])
         ids = ids.to(model.device)
         self._mask = self._mask.to(model.device)
         self._positions = (self._mask.cumsum(-1) - 1).clamp(min=0)
@@ -191,11 +188,12 @@ class _Decoder:
         self.logits = output.logits[:, -1]
 
 
-def _left_pad(sequences: Sequence[Sequence[int]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _left_pad(sequences: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids and mask, both [P, T], with the sequences at the right edge."""
     rows = [torch.tensor(sequence) for sequence in sequences]
     pad = partial(pad_sequence, batch_first=True, padding_side="left")
-    return pad(rows, padding_value=pad_id), pad([torch.ones_like(row) for row in rows])
+    # Any id will do, it is masked.
+    return pad(rows), pad([torch.ones_like(row) for row in rows])
 
 
 def uniforms(seed: int, num_steps: int) -> np.ndarray:

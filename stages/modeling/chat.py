@@ -3,6 +3,7 @@
 import datetime
 import functools
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -52,7 +53,8 @@ def render_prompt(tokenizer: Any, messages: Messages, settings: ChatSettings) ->
 def spelled_control_tokens(tokenizer: Any, messages: Messages, **template_args: Any) -> str | None:
     """Message that names the control tokens (``<|im_end|>``) in texts; None if there are none.
 
-    Control tokens are special, or the template writes them into the same turns with a neutral text.
+    Control tokens are special, or the template writes them into the same turns with a neutral text,
+    and writes fewer there.
     """
     text = "\n".join(turn["content"] for turn in messages)
     added = tokenizer.added_tokens_decoder.items()
@@ -63,11 +65,13 @@ def spelled_control_tokens(tokenizer: Any, messages: Messages, **template_args: 
     if not spelled:
         return None
     neutral = [{**turn, "content": "a"} for turn in messages]
-    written = render_conversation(tokenizer, neutral, **template_args)
+    written = Counter(render_conversation(tokenizer, neutral, **template_args))
+    # A template takes <think>…</think> of an answer for its own.
+    rendered = Counter(render_conversation(tokenizer, messages, **template_args))
     names = [
         repr(token.content)
         for number, token in spelled.items()
-        if token.special or number in written
+        if token.special or 0 < written[number] < rendered[number]
     ]
     return f"the text spells control tokens: {', '.join(names)}" if names else None
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 
 # Facts of the loading, which the library writes, too. A machine that is offline would write others,
 # and so another digest.
@@ -28,11 +29,14 @@ def save_checkpoint(model: Any, weights: dict[str, Tensor], tokenizer: Any, fold
     for name, source in model.all_tied_weights_keys.items():
         if name in cast and source in cast:
             cast[name] = cast[source]
-    try:
-        model.generation_config.validate(strict=True)
-    except ValueError:
+    settings = model.generation_config
+    if not _is_valid(settings):
         # Settings of sampling without `do_sample` are loaded with a warning, and never saved.
-        model.generation_config.do_sample = True
+        settings.do_sample = True
+        if not _is_valid(settings):
+            model.generation_config = GenerationConfig(
+                bos_token_id=settings.bos_token_id, eos_token_id=settings.eos_token_id
+            )
     model.save_pretrained(folder, state_dict=cast, max_shard_size=MAX_SHARD_SIZE)
     # save_pretrained records the dtype in memory, not the dtype of the saved weights.
     model.config.dtype = torch.float32
@@ -40,3 +44,12 @@ def save_checkpoint(model: Any, weights: dict[str, Tensor], tokenizer: Any, fold
     for name in _OF_ITS_LOADING:
         tokenizer.init_kwargs.pop(name, None)
     tokenizer.save_pretrained(folder)
+
+
+def _is_valid(settings: GenerationConfig) -> bool:
+    """True if transformers would save these settings."""
+    try:
+        settings.validate(strict=True)
+    except ValueError:
+        return False
+    return True

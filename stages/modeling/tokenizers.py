@@ -57,25 +57,6 @@ def _has_other_splits(tokenizer: Any, source: ModelSource) -> bool:
     return decoder is not None and decoder["type"] == "ByteLevel"
 
 
-def require_vocabulary(tokenizer: Any, config: Any, source: ModelSource) -> None:
-    """Checks that a model has an embedding for every token that its tokenizer can give.
-
-    The token that pads is left out: some checkpoints name one that they do not embed.
-    """
-    size = config.get_text_config().vocab_size
-    beyond = [
-        token
-        for token, number in tokenizer.get_vocab().items()
-        if number >= size and number != tokenizer.pad_token_id
-    ]
-    if beyond:
-        raise UserError(
-            f"the tokenizer of {source.name_or_path} has {len(beyond)} tokens beyond the model's "
-            f"vocabulary of {size}: {some_of(beyond)}",
-            "save the tokenizer that belongs to the weights with them",
-        )
-
-
 def require_embedded(largest: int, vocab_size: int, source: ModelSource) -> None:
     """Checks that a model has an embedding for the largest of some token ids."""
     if largest >= vocab_size:

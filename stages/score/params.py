@@ -171,7 +171,8 @@ class ScoreParams(StageParams):
     max_null_share: float = Field(0.0, ge=0, le=1)
     """Share of responses that may go without a score before the stage fails."""
     allow_control_tokens: bool = False
-    """Responses may spell control tokens of a reward model, as in `generate`; set by the run."""
+    """Score responses that spell control tokens of a reward model, too.
+    `generate.allow_control_tokens` does so as well."""
     python: PythonSettings = PythonSettings()
     """Settings of the oracle `python`."""
     reward_model: ClassifierSettings = ClassifierSettings()

@@ -24,7 +24,7 @@ from stages.modeling.chat import (
 from stages.modeling.load import context_tokens, load_model, load_model_config
 from stages.modeling.probe import require_static_rope
 from stages.modeling.token_batches import token_batches
-from stages.modeling.tokenizers import load_tokenizer, require_vocabulary
+from stages.modeling.tokenizers import load_tokenizer, require_embedded
 from stages.score.oracle import OracleVerdict
 from stages.score.params import ScoreParams
 
@@ -38,6 +38,7 @@ class RewardModel:
     """
 
     model: Any
+    source: ModelSource
     read: Callable[[Any], list[OracleVerdict]]
     """The model's output for a batch to one verdict per conversation."""
     tokenizer: Any
@@ -49,13 +50,16 @@ class RewardModel:
 
     def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, OracleVerdict]]:
         """Scores the rows; see :class:`stages.score.oracle.Oracle`."""
+        config = self.model.config.get_text_config()
         conversations = []
         fitting = []
         for index, row in enumerate(rows):
             messages = [*row["messages"], {"role": "assistant", "content": row["response"]}]
             with located(f"prompt {row['prompt_id']}, sample {row['sample_index']}"):
-                conversations.append(render_conversation(self.tokenizer, messages))
-                reason = self._unreadable(messages, conversations[-1])
+                token_ids = render_conversation(self.tokenizer, messages)
+                require_embedded(max(token_ids), config.vocab_size, self.source)
+                conversations.append(token_ids)
+                reason = self._unreadable(messages, token_ids)
             if reason is None:
                 fitting.append(index)
             else:
@@ -120,10 +124,10 @@ def load_reward_model(
     tokenizer = load_tokenizer(source)
     require_chat_template(tokenizer, source.name_or_path)
     config = load_model_config(source)
-    require_vocabulary(tokenizer, config, source)
     limit = context_tokens(config, settings.max_length_tokens, source)
     return RewardModel(
         model=load_weights(source, settings.dtype),
+        source=source,
         read=read,
         tokenizer=tokenizer,
         identity=f"{ctx.params.oracle}:{ctx.request.inputs['model'][0].digest[:80]}",

@@ -85,8 +85,9 @@ def _check_nulls(ctx: ScoreContext, scored: pa.Table) -> None:
     if num_null > ctx.params.max_null_share * total:
         raise UserError(
             f"{summary}; max_null_share allows {ctx.params.max_null_share:g}",
-            "remove what keeps the oracle from scoring; or raise max_null_share to leave their "
-            "prompts out of the pairs, and the oracle is asked for all of them again",
+            "remove what keeps the oracle from scoring (control tokens: set "
+            "score.allow_control_tokens); or raise max_null_share to leave their prompts out of "
+            "the pairs, and the oracle is asked for all of them again",
         )
     ctx.events.warning(f"{summary}; their prompts are left out of the pairs")
 

@@ -18,7 +18,8 @@ class LoraParams(Settings):
     """Low-rank adapters (peft) in place of full fine-tuning, merged into the checkpoint."""
 
     rank: int = Field(0, ge=0)
-    """Rank of the adapters of all linear layers but the head; 0 trains all weights."""
+    """Rank of the adapters of all linear layers but the head; 0 trains all weights. The experts of
+    a mixture have none, and stay as they are."""
     alpha: float = Field(32.0, gt=0)
     """Scale of the adapters: their product is multiplied by alpha / rank."""
 

@@ -124,6 +124,15 @@ def test_a_policy_without_a_cache_of_tokens_is_refused(generate, tmp_path):
         generate(model=save_tiny_model(config, tmp_path / "model"), max_length_tokens=64)
 
 
+def test_the_token_that_pads_needs_no_embedding(generate, tmp_path):
+    model = make_tiny_llama(tmp_path / "model")
+    tokenizer = make_tiny_tokenizer()
+    tokenizer.add_special_tokens({"pad_token": "<padding>"})
+    tokenizer.save_pretrained(model)
+    rows, _, _ = generate(["red", "red cat blue"], model=model)
+    assert_logprobs(rows, model, ROUNDING)
+
+
 def test_logits_that_are_not_finite_are_refused(generate, tmp_path):
     """Drawn from them, every token was the vocabulary's last one."""
     model = make_tiny_llama(tmp_path / "model")

@@ -5,7 +5,12 @@ from transformers import PreTrainedTokenizerFast
 from stages.contract.errors import UserError
 from stages.contract.params import ChatSettings
 from stages.harness.context import ModelSource
-from stages.modeling.chat import render_answered, render_prompt, with_one_bos
+from stages.modeling.chat import (
+    render_answered,
+    render_prompt,
+    spelled_control_tokens,
+    with_one_bos,
+)
 from stages.modeling.tokenizers import load_tokenizer
 from tests.tiny_models import BOS_ID, CHAT_TEMPLATE, make_tiny_tokenizer
 
@@ -41,6 +46,16 @@ class TestControlTokens:
         turns = [{"role": "user", "content": "red [reply]"}]
         with pytest.raises(UserError, match=r"spells control tokens: '\[reply\]'"):
             render_prompt(plain, turns, PLAIN)
+
+    def test_tokens_that_the_template_takes_for_its_own_do_not_count(self):
+        written = "{{ '[t] [/t] ' if '[t]' not in message['content'] }}{{ message['content'] }}"
+        template = CHAT_TEMPLATE.replace("{{ message['content'] }}", written)
+        thinking = make_tiny_tokenizer(chat_template=template)
+        thinking.add_tokens(["[t]", "[/t]"])
+        turns = [{"role": "user", "content": "red [t] cat [/t] blue"}]
+        assert spelled_control_tokens(thinking, turns) is None
+        turns = [{"role": "user", "content": "red [/t] cat"}]
+        assert "'[/t]'" in spelled_control_tokens(thinking, turns)
 
     def test_whitespace_is_none_though_a_tokenizer_adds_it(self):
         spaced = make_tiny_tokenizer(chat_template=CHAT_TEMPLATE.replace("<assistant>", "\n"))

@@ -16,9 +16,9 @@ from stages.generate.params import GenerateParams
 from stages.generate.policy import Policy
 from stages.generate.vllm_engine import start_engine
 from stages.harness.context import ModelSource
-from stages.modeling.load import load_causal_lm, load_model, load_model_config
-from stages.modeling.tokenizers import load_tokenizer, require_vocabulary
-from tests.tiny_models import WORDS, make_tiny_llama, make_tiny_reward_model, make_tiny_tokenizer
+from stages.modeling.load import load_causal_lm, load_model
+from stages.modeling.tokenizers import load_tokenizer
+from tests.tiny_models import make_tiny_llama, make_tiny_reward_model
 
 Damage = Callable[[Path], object]
 WEIGHTS = "model.safetensors"
@@ -202,22 +202,6 @@ def test_a_damaged_reward_model_is_refused(tmp_path, reward_model, name):
 def test_a_damaged_tokenizer_is_refused(tmp_path, whole, name):
     damage, parts = OF_THE_TOKENIZER[name]
     refused(load_tokenizer, damaged(whole, tmp_path / "model", damage), parts)
-
-
-def test_a_tokenizer_of_another_model_is_refused(tmp_path, whole):
-    folder = tmp_path / "model"
-    shutil.copytree(whole, folder)
-    make_tiny_tokenizer(words=(*WORDS, "purple", "orange")).save_pretrained(folder)
-    source = ModelSource(str(folder))
-    with pytest.raises(UserError, match="2 tokens beyond the model's vocabulary of 19: orange"):
-        require_vocabulary(load_tokenizer(source), load_model_config(source), source)
-
-
-def test_a_token_that_only_pads_need_not_be_embedded(whole):
-    source = ModelSource(str(whole))
-    tokenizer = load_tokenizer(source)
-    tokenizer.add_special_tokens({"pad_token": "<padding>"})
-    require_vocabulary(tokenizer, load_model_config(source), source)
 
 
 def test_lack_of_memory_does_not_blame_the_checkpoint(whole, monkeypatch):

@@ -146,10 +146,17 @@ def test_a_tokenizer_with_another_end_token_is_named(checkpoint, tmp_path):
         require_same_tokenizer(source(checkpoint), source(other))
 
 
-def test_a_model_with_sampling_settings_alone_can_be_saved(checkpoint, tmp_path):
-    (checkpoint / "generation_config.json").write_text('{"temperature": 0.9, "top_p": 0.6}')
+@pytest.mark.parametrize(
+    ("settings", "temperature"),
+    [({"temperature": 0.9}, 0.9), ({"temperature": 0.9, "length_penalty": 2.0}, None)],
+    ids=["sampling", "beams"],
+)
+def test_a_model_with_settings_that_cannot_be_saved_is_saved(
+    checkpoint, tmp_path, settings, temperature
+):
+    (checkpoint / "generation_config.json").write_text(json.dumps(settings | {"eos_token_id": 2}))
     model = load_causal_lm(source(checkpoint), dtype="float32")
     tokenizer = load_tokenizer(source(checkpoint))
     save_checkpoint(model, model.state_dict(), tokenizer, tmp_path / "saved")
     saved = json.loads((tmp_path / "saved/generation_config.json").read_text())
-    assert (saved["temperature"], saved["do_sample"]) == (0.9, True)
+    assert (saved.get("temperature"), saved["eos_token_id"]) == (temperature, 2)

@@ -5,8 +5,16 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from stages.contract.errors import UserError
+from tests.stage_calls import response
 from tests.stages.score.responses import conversation_ids, response_rows
-from tests.tiny_models import CHAT_TEMPLATE, EOS_ID, make_tiny_llama, make_tiny_reward_model
+from tests.tiny_models import (
+    CHAT_TEMPLATE,
+    EOS_ID,
+    WORDS,
+    make_tiny_llama,
+    make_tiny_reward_model,
+    make_tiny_tokenizer,
+)
 
 # Float32 sums in another order.
 ROUNDING = 1e-5
@@ -66,6 +74,14 @@ class TestRewardModel:
         assert "spells control tokens: '</s>', '<user>'" in scores[0]["error"]
         scores, _, _ = score(model=reward_model, rows=rows, allow_control_tokens=True)
         assert None not in [row["score"] for row in scores]
+
+    def test_a_token_that_the_weights_do_not_embed_is_refused(self, score, tmp_path):
+        model = make_tiny_reward_model(tmp_path / "model")
+        make_tiny_tokenizer(words=(*WORDS, "purple")).save_pretrained(model)
+        scores, _, _ = score(model=model)
+        assert None not in [row["score"] for row in scores], "none of them says purple"
+        with pytest.raises(UserError, match="token 19 is not in the vocabulary of 19"):
+            score(model=model, rows=[response("red", 0, "purple")])
 
     @pytest.mark.parametrize(
         ("make", "settings", "message"),
