@@ -119,7 +119,8 @@ def _put_on_record(run: ResolvedRun, record: RunRecord) -> None:
     record.start(run.config, keys)
     with explain_disk_errors(record.store.root):
         for key, stage in again.items():
-            # Another run may have set it aside just now.
+            record.store.drop_work(stage, key)
+            # There may be no more than work, or another run may have set it aside just now.
             with contextlib.suppress(FileNotFoundError):
                 aside = record.store.set_aside(stage, key)
                 get_run_logger().info("%s is computed again; it was moved to %s", stage, aside)

@@ -14,7 +14,7 @@ from stages.store.base import Artifact, Store
 from stages.store.opening import open_store
 
 Action = Literal["reuse", "run", "again"]
-"""`again`: the store has the artifact, and `--from` computes it once more."""
+"""`again`: the store has the artifact, or a part of it, and `--from` computes it once more."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,14 @@ def plan(run: ResolvedRun) -> list[PlannedStep]:
 def _mark_recomputed(
     run: ResolvedRun, record: RunRecord, lines: list[PlannedStep]
 ) -> list[PlannedStep]:
-    """Marks the artifacts of the step that a run starts from, and of all that comes of it.
+    """Marks the results of the step that a run starts from, and of all that comes of it.
 
     Steps of two suites may have one artifact: it is computed again for both. A step whose inputs
-    have still to be made has the key on record: it may come out the same.
+    have still to be made has the key on record, if the run has the same settings: it may come out
+    the same.
     """
+    store = record.store
+    is_same = record.holds(run.config)
     names: set[str] = set()
     keys = {line.key for line in lines if line.step == run.from_step}
     marked = []
@@ -69,9 +72,11 @@ def _mark_recomputed(
         comes_of = step.name == run.from_step or bool(names.intersection(step.upstream()))
         if comes_of or (line.key and line.key in keys):
             names.add(step.name)
-            before = record.step(step.name)
-            key = line.key or (before and before.key)
-            if key and _look_up(record.store, step.stage, key)[0]:
+            before = record.step(step.name) if is_same else None
+            key = line.key
+            if before is not None and before.state != "outdated":
+                key = key or before.key
+            if key and (_look_up(store, step.stage, key)[0] or store.work_files(step.stage, key)):
                 keys.add(key)
                 line = replace(line, action="again", because="asked to compute it again", key=key)
         marked.append(line)

@@ -151,6 +151,11 @@ class Store:
         names = (f"{path.relative_to(work)} {path.stat().st_size}" for path in files)
         return frozenset(name for name in names if "/." not in f"/{name}")
 
+    def drop_work(self, stage: str, key: str) -> None:
+        """Removes what attempts at a key have saved, unless one is at work."""
+        if self.lease(stage, key).holder() is None:
+            shutil.rmtree(self.work_path(stage, key), ignore_errors=True)
+
     def log_path(self, stage: str, key: str) -> Path:
         """Folder of the logs of a key's attempts."""
         return self.root / "logs" / stage / key

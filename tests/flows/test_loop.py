@@ -1,13 +1,17 @@
 """The loop at small size against a real Prefect server: results, caching, keys, two at once."""
 
 import json
+import shutil
 from pathlib import Path
 
 import httpx
+import pyarrow.parquet as pq
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.sorting import FlowRunSort
 
+from stages.tables.parts import Part
+from stages.tables.schemas import SCORES
 from tests.flows.loop import ROOT, geb_ok, plan, started, steps, wait_for_line, write_config
 from tests.programs import run_program
 
@@ -120,6 +124,27 @@ def test_compute_again_on_purpose(copied):
     states = {name: step["state"] for name, step in steps(store).items()}
     assert states["iteration-1/pair"] == "reused"
     assert states["iteration-1/train"] == "done"
+
+
+def test_results_of_earlier_settings_are_not_computed_again(copied):
+    lines = plan(copied, "--set", "train.kappa=2", "--from", "iteration-1/train")
+    assert "again" not in {line["action"] for line in lines.values()}
+
+
+def test_a_step_computed_again_reads_nothing_of_an_interrupted_one(copied):
+    store = copied.parent / "store"
+    key = steps(store)["iteration-1/score/0"]["key"]
+    artifact = store / "artifacts/score" / key
+    scores = pq.read_table(artifact / "scores.parquet")
+    before = scores["score"].to_pylist()
+    shutil.rmtree(artifact)
+    work = store / "work/score" / key
+    work.mkdir(parents=True)
+    place = scores.schema.get_field_index("score")
+    wrong = scores.set_column(place, scores.schema.field(place), [[7.0] * len(scores)])
+    pq.write_table(wrong, Part(work, SCORES, 0, len(scores)).path)
+    geb_ok("resume", "small", "--store", store, "--from", "iteration-1/score/0")
+    assert pq.read_table(artifact / "scores.parquet")["score"].to_pylist() == before
 
 
 # A signal whose exception is raised in a destructor or a callback, where Python only prints it.

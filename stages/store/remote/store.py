@@ -132,6 +132,12 @@ class RemoteStore(Store):
         """See :class:`Store`: names and digests in the snapshot."""
         return self.work(stage, key).files()
 
+    def drop_work(self, stage: str, key: str) -> None:
+        """See :class:`Store`; the snapshot goes as well."""
+        super().drop_work(stage, key)
+        if not self.work_path(stage, key).exists():
+            self.work(stage, key).drop()
+
     def load(self, stage: str, key: str, path: str = "") -> Artifact | None:
         """Finds an artifact in the bucket and compares sizes; nothing is brought here."""
         manifest = self.manifest(stage, key)

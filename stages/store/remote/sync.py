@@ -21,6 +21,7 @@ from stages.contract.errors import ConflictError, DamagedArtifactError, StoppedE
 from stages.contract.events import Log, OnEvent, warning_to
 from stages.contract.request import ArtifactInput, FileInput, Input, Request
 from stages.store.base import Store
+from stages.store.locks import exclusive_lock
 from stages.store.remote.store import RemoteStore
 from stages.store.remote.transfer import download_folder, repeated, upload_missing
 
@@ -122,7 +123,9 @@ def sent_input(store: RemoteStore, source: FileInput) -> FileInput:
     folder = f"{_INPUTS}/{source.digest}"
     paths = [place] if place.is_file() else files_of(place)
     files = {path.relative_to(place.parent).as_posix(): path for path in paths}
-    upload_missing(store.bucket, folder, files)
+    # Shards that start together upload a model once.
+    with exclusive_lock(store.root / "leases" / f"{source.digest}.guard"):
+        upload_missing(store.bucket, folder, files)
     # A state that no file has: whoever brings it down hashes it, however large it is.
     location = f"{store.location}/{folder}/{place.name}"
     return source.model_copy(update={"location": location, "state": "sent"})
