@@ -27,7 +27,7 @@ from flows.commands.common import (
 from flows.commands.terminal import messages
 from flows.execution.plan import PlannedStep
 from flows.execution.plan import plan as planned
-from flows.execution.run_record import RunRecord
+from flows.execution.run_record import RunRecord, run_attempts
 from flows.execution.trial import try_own_code
 from flows.pipeline.algorithm import ResolvedRun, resolve_run
 from flows.pipeline.config import RunConfig
@@ -106,6 +106,10 @@ def _plan_and_run(
     to_run = {line.stage for line in lines if line.action != "reuse"}
     check_place(config, to_run)
     try_own_code(config, to_run)
+    record = RunRecord(open_store(config.store), config.name)
+    if not dry_run and not to_run and _is_finished(record, config):
+        report(config.name, config.store, as_json)
+        return
     expected = estimate(config, resolved.steps, lines)
     cost = cost_line(expected)
     warnings = [
@@ -125,6 +129,11 @@ def _plan_and_run(
     if not dry_run:
         check_host(config, to_run)
         _execute(resolved, lines, cost, as_json)
+
+
+def _is_finished(record: RunRecord, config: RunConfig) -> bool:
+    states = [attempt.state for attempt in run_attempts(record)]
+    return record.holds(config) and states[-1:] == ["completed"]
 
 
 def _execute(resolved: ResolvedRun, lines: list[PlannedStep], cost: str, as_json: bool) -> None:

@@ -32,12 +32,12 @@ def test_a_run_ends_with_its_table_and_says_where_things_are(finished):
 PROMOTE = "iteration-1/promote"
 
 
-def test_a_report_is_written_again_without_prefect(finished, prefect_server):
+def test_a_run_that_is_complete_is_shown_again_without_prefect(finished, prefect_server):
     before = steps(finished.parent / "store")
     (finished.parent / "store/runs/small/report.html").unlink()
     with SyncPrefectClient(prefect_server) as client:
         flow_runs = len(client.read_flow_runs())
-        done = geb_ok("report", "small", "--store", finished.parent / "store")
+        done = geb_ok("run", finished)
         assert len(client.read_flow_runs()) == flow_runs
     assert "small@production is version 1" in done.stdout
     assert steps(finished.parent / "store") == before
