@@ -145,6 +145,7 @@ def test_what_comes_of_a_step_is_computed_again_in_whatever_suite(toy_run):
 def test_what_comes_of_an_artifact_that_is_gone_is_computed_again(toy_run):
     run = resolve_run(toy_run, "iteration-1/toy")
     executor = StepExecutor(toy_run)
+    executor.record.save_config(run.config)
     artifacts = {}
     for step in run.steps:
         artifacts[step.name] = executor.execute(step, artifacts).artifact

@@ -101,6 +101,7 @@ def test_a_reward_model_reads_no_conversation_that_moves_a_neighbour(monkeypatch
     classifier = Mock(config=LONGROPE, device="cpu")
     model = reward_model.RewardModel(
         classifier,
+        source=ModelSource("reward"),
         read=lambda output: [OracleVerdict(1.0)],
         tokenizer=None,
         identity="it",
