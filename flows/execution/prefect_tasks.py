@@ -13,7 +13,7 @@ from typing import Any
 
 from prefect import Task
 from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import State, TaskRun
+from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture
 from prefect.logging import get_run_logger
 from prefect.states import Cancelled, Completed
@@ -88,7 +88,8 @@ class StepTasks:
             task_run_name=step.name,
             retries=self._executor.config.execution.retries,
             retry_delay_seconds=RETRY_SECONDS,
-            retry_condition_fn=self._can_be_retried,
+            # Prefect takes a method for a value, and never retries.
+            retry_condition_fn=lambda _task, _run, state: self._can_be_retried(state),
             cache_policy=NO_CACHE,
             persist_result=False,
         )
@@ -112,7 +113,7 @@ class StepTasks:
             raise StoppedError("the run stops")
         return {name: future.result() for name, future in self._futures.items()}
 
-    def _can_be_retried(self, task: Task[Any, Any], run: TaskRun, state: State[Any]) -> bool:
+    def _can_be_retried(self, state: State[Any]) -> bool:
         error = state.result(raise_on_failure=False)
         # The executor limits preemptions, and has used up that limit.
         is_final = isinstance(error, UserError | PreemptedError)

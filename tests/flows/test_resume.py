@@ -93,7 +93,6 @@ def test_a_training_saves_its_step_when_its_orchestrator_is_killed(finished, tmp
     assert result_digests(killed / "store") == result_digests(peaceful / "store")
 
 
-@pytest.mark.release
 def test_each_stage_is_killed_and_tried_again_within_the_run(finished, tmp_path):
     execution = STARTED | {"retries": 1}
     config = write_config(tmp_path, inputs=warm_started(finished), execution=execution)
