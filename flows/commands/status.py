@@ -57,15 +57,18 @@ def logs(
     """Print the log of the last attempt at a step, with the place of its file."""
     record = RunRecord.existing(open_store(store), name)
     chosen = _chosen(run_status(record), step)
-    logged = [(one, paths) for one in chosen if (paths := step_logs(record.store, one))]
-    if not logged:
+    logs_of_steps = [
+        (logged, paths) for logged in chosen if (paths := step_logs(record.store, logged))
+    ]
+    if not logs_of_steps:
         raise UserError(
-            f"{record.store.location} has no log of {', '.join(one.step for one in chosen)}",
+            f"{record.store.location} has no log of {', '.join(logged.step for logged in chosen)}",
             "a reused step has its log in the store that computed it; name another step",
         )
-    for one, paths in logged:
+    for logged, paths in logs_of_steps:
         console.print(
-            f"[bold]{one.step}[/] {one.state}, attempt {len(paths)}, {escape(str(paths[-1]))}",
+            f"[bold]{logged.step}[/] {logged.state}, attempt {len(paths)}, "
+            f"{escape(str(paths[-1]))}",
             soft_wrap=True,
         )
         for line in paths[-1].read_bytes().decode(errors="replace").removesuffix("\n").split("\n"):

@@ -90,7 +90,7 @@ class Steps:
         return self.add(name, params, inputs, self._seed("prepare"))
 
     def _reading(self) -> PrepareParams:
-        """How prompts are read: the preferences' own prompts from the preferences' split."""
+        """Settings by which prompts are read; the preferences' own have the preferences' split."""
         config = self.config
         if config.inputs.prompts != (config.inputs.preferences,):
             return config.prepare

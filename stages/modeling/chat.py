@@ -53,8 +53,8 @@ def render_prompt(tokenizer: Any, messages: Messages, settings: ChatSettings) ->
 def spelled_control_tokens(tokenizer: Any, messages: Messages, **template_args: Any) -> str | None:
     """Message that names the control tokens (``<|im_end|>``) in texts; None if there are none.
 
-    Control tokens are special, or the template writes them into the same turns with a neutral text,
-    and writes fewer there.
+    A control token is special, or one that the template writes: the turns then hold more of it than
+    the same turns with a neutral text.
     """
     text = "\n".join(turn["content"] for turn in messages)
     added = tokenizer.added_tokens_decoder.items()
