@@ -67,7 +67,10 @@ def choose(page, name, option):
 def submit(page):
     """Starts the run of the form and returns the deployment's id and the run's."""
     for _ in range(_SUBMITS):
-        with page.expect_response(lambda answer: "create_flow_run" in answer.url) as answer:
+        # A busy database answers after a minute, the page's own patience.
+        with page.expect_response(
+            lambda answer: "create_flow_run" in answer.url, timeout=_RUN_MILLISECONDS
+        ) as answer:
             page.get_by_role("button", name="Submit").click()
         if answer.value.status != _BUSY:
             break
