@@ -135,14 +135,29 @@ def check_config(values: Sections, origin: str, *, strict: bool = True) -> RunCo
     return config.for_processors().model_copy(update={"store": store})
 
 
-def read_sections(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+def read_sections(path: Path) -> dict[str, Any]:
     """The sections of a file laid over the files that it extends; they are not checked.
+
+    A file that several files extend is read once, before the first of them.
 
     Raises:
         UserError: It cannot be read, or extends itself.
     """
+    layers: dict[Path, Sections] = {}
+    _collect_layers(path, layers, ())
+    values: dict[str, Any] = {}
+    for sections in layers.values():
+        values = merged(values, sections)
+    return values
+
+
+def _collect_layers(path: Path, layers: dict[Path, Sections], seen: tuple[Path, ...]) -> None:
+    """Adds the sections of the files that a file extends, and then its sections."""
     path = path.absolute()
-    if path.resolve() in seen:
+    file = path.resolve()
+    if file in layers:
+        return
+    if file in seen:
         raise UserError(
             f"{seen[-1]} extends {path}, which extends it, too",
             "remove one file from `extends` of the other",
@@ -163,11 +178,9 @@ def read_sections(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise UserError(
             f"{path}: extends names no files: {_shown(parents)}", "write `extends: other.yaml`"
         )
-    extended: dict[str, Any] = {}
     for parent in named:
-        sections = read_sections(path.parent / parent, (*seen, path.resolve()))
-        extended = merged(extended, sections)
-    return merged(extended, anchor_paths(values, path.parent))
+        _collect_layers(path.parent / parent, layers, (*seen, file))
+    layers[file] = anchor_paths(values, path.parent)
 
 
 def _explain(error: ErrorDetails) -> str:

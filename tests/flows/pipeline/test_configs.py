@@ -53,6 +53,15 @@ def test_later_files_and_settings_win(tmp_path):
     assert config.suites == {}, "an empty table empties the one it extends"
 
 
+def test_what_two_files_share_undoes_neither(tmp_path):
+    (tmp_path / "base.yaml").write_text("seed: 1\ntrain: {beta: 0.2, kappa: 3}\n")
+    (tmp_path / "a.yaml").write_text("extends: base.yaml\ntrain: {kappa: 2}\n")
+    (tmp_path / "b.yaml").write_text("extends: base.yaml\nseed: 5\n")
+    (tmp_path / "c.yaml").write_text("extends: [a.yaml, b.yaml]\nname: c\n")
+    config = load_config(tmp_path / "c.yaml")
+    assert (config.seed, config.train.beta, config.train.kappa) == (5, 0.2, 2)
+
+
 def test_a_text_that_a_comment_would_cut_is_refused():
     with pytest.raises(UserError, match="a comment begins"):
         load_config(SHIPPED[0], ["generate.system_prompt=Write a # first"])
