@@ -35,8 +35,7 @@ _BUCKET = (
 def stage_environment(*, in_bucket: bool) -> dict[str, str]:
     """This process's variables without secrets; ``in_bucket`` also removes secrets of buckets."""
     # VIRTUAL_ENV: the stage's own Python must not resolve packages of the orchestrator's.
-    # PYTHONSAFEPATH: stages get -P; programs that code of the user starts are as without it.
-    left_out = {"VIRTUAL_ENV", "PYTHONSAFEPATH", *(_BUCKET if in_bucket else ())}
+    left_out = {"VIRTUAL_ENV", *(_BUCKET if in_bucket else ())}
     return {
         name: value
         for name, value in os.environ.items()

@@ -1,6 +1,7 @@
 """Work pool, deployments and automation that `geb up` puts on a Prefect server."""
 
 import os
+import shlex
 import subprocess
 import sys
 from contextlib import suppress
@@ -50,7 +51,9 @@ def register(store: str | None, folder: Path, limit: int) -> None:
 
 def _deploy(store: str | None, folder: Path) -> None:
     command = module_command(sys.executable, "prefect", "--no-prompt", "deploy", "--all")
-    variables = {"PWD": str(folder)}
+    # Without a command Prefect puts the folder into the PYTHONPATH of flow runs and stages.
+    engine = shlex.join(module_command(sys.executable, "prefect.engine"))
+    variables = {"PWD": str(folder), "GEB_ENGINE": engine}
     if store:
         variables[STORE_VARIABLE] = store
     done = subprocess.run(

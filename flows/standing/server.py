@@ -87,7 +87,8 @@ def start_server(
     """
     host, _, port = address.removeprefix("http://").rpartition(":")
     program = ["uvicorn", "--log-level", "warning", "--factory", "--host", host, "--port", port]
-    program += ["flows.standing.guarded_server:create_app"]
+    # uvicorn would import from the present folder, in which Prefect's users have a folder `flows`.
+    program += ["--app-dir", os.devnull, "flows.standing.guarded_server:create_app"]
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as output:
         _reach_loopback()

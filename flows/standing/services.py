@@ -81,8 +81,6 @@ class Services:
                     **os.environ,
                     # Between two polls for flow runs to start.
                     "PREFECT_WORKER_QUERY_SECONDS": "2",
-                    # For the flow runs that it starts.
-                    "PYTHONSAFEPATH": "1",
                 },
             )
 

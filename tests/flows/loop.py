@@ -91,8 +91,14 @@ def write_program(path, text):
 
 
 @contextmanager
-def started(*arguments, program=("-m", "flows.commands.cli"), in_foreground=False, **environment):
-    """A ``geb`` at work; it is gone afterwards, and so is whatever it started.
+def started(
+    *arguments,
+    program=("-P", "-m", "flows.commands.cli"),
+    in_foreground=False,
+    folder=None,
+    **environment,
+):
+    """A ``geb`` at work in a folder; it is gone afterwards, and so is whatever it started.
 
     As a terminal's job it leads a process group if it is in the foreground.
     """
@@ -102,6 +108,7 @@ def started(*arguments, program=("-m", "flows.commands.cli"), in_foreground=Fals
         stderr=subprocess.STDOUT,
         env=os.environ | environment,
         text=True,
+        cwd=folder,
         start_new_session=in_foreground,
     )
     try:

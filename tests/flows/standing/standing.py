@@ -73,12 +73,19 @@ def ended(client, run):
 
 @contextmanager
 def geb_up(folder, *arguments):
-    """A `geb up` that is ready; it is ended, and has ended all it started, afterwards."""
+    """A `geb up` that is ready; it is ended, and has ended all it started, afterwards.
+
+    It is started in a folder whose modules no process may import.
+    """
     up = Up(f"http://127.0.0.1:{free_port()}", folder / "home", folder / "store")
     port = up.ui.rpartition(":")[2]
     where = ("--home", up.home, "--store", up.store, *arguments)
     command = ("up", "--port", port, "--no-password", *where)
-    with started(*command, in_foreground=True, PREFECT_API_URL="") as process:
+    for package in ("flows", "stages"):
+        path = folder / package / "__init__.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("raise ImportError('a module of the present folder')\n")
+    with started(*command, in_foreground=True, folder=folder, PREFECT_API_URL="") as process:
         try:
             wait_for_line(process, "Ctrl-C")
             kept = up.home / "password"

@@ -48,6 +48,7 @@ def deploy(server, kind, folder):
     command = (sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all")
     variables = {"GEB_STORE": "/srv/geb/store", "GEB_RUNNER": kind, "PWD": str(folder)}
     variables |= {"GEB_CONFIGS": str(ROOT / "configs")}
+    variables |= {"GEB_ENGINE": f"{sys.executable} -P -m prefect.engine"}
     done = run_program(
         *command, "--prefect-file", DEPLOYMENTS, cwd=folder, env=os.environ | variables
     )
@@ -67,6 +68,7 @@ def test_every_deployment_is_made_and_is_what_it_says(prefect_server, kind, tmp_
         assert environment["GEB_STORE"] == "/srv/geb/store"
         assert environment["GEB_CONFIGS"] == str(ROOT / "configs")
         assert deployment.job_variables["working_dir"] == str(tmp_path)
+        assert "-P" in deployment.job_variables["command"]
     for flow in (iterate, evaluate, sweep):
         parameters = deployments[f"{flow.name}/{flow.name}"].parameters
         volumes = "execution.kubernetes.volumes={/srv/geb: {claim: geb}}"
