@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import ClassVar, Literal
 
+import numpy
+
 import stages
 from stages.contract.errors import StoppedError, UserError
 from stages.contract.params import StageParams
@@ -40,6 +42,7 @@ class ProbeParams(StageParams):
         "tell_environment",
         "leave_daemon",
         "save_when_stopped",
+        "draw",
     ] = "work"
     path: str = ""
 
@@ -88,6 +91,8 @@ def run(ctx):
                     ctx.events.info(f"message {number} before the end")
                 (ctx.work / "saved").write_text("saved")
             raise StoppedError("asked to stop (SIGTERM)")
+        case "draw":
+            ctx.events.info(f"drawn {numpy.random.random()}")
         case "tell_environment":
             ctx.events.info(f"{ctx.params.message} is {os.environ.get(ctx.params.message)}")
     (ctx.out / "half-written.txt").unlink()
@@ -125,6 +130,8 @@ def install(folder, monkeypatch):
     )
     (package / "__init__.py").write_text("")
     (package / "__main__.py").write_text(MAIN)
+    # The fork server loads it, and with it what the stage imports.
+    (package / "run.py").write_text("from tests.probe_stage import STAGE\n")
     # `python -m` looks in the working directory first.
     monkeypatch.chdir(folder.parent)
     monkeypatch.setenv("PYTHONPATH", f"{folder}:{ROOT}")

@@ -95,6 +95,9 @@ def _run(command: list[str]) -> NoReturn:
     """Does what ``python -m`` does with a stage, in the second fork."""
     _name_process(command)
     sys.argv = command[-2:]
+    # `random` has another state in each fork, as in each process. NumPy's would be the server's.
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()
     try:
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     except BaseException:

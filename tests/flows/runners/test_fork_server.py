@@ -44,6 +44,15 @@ def test_stages_of_several_runners_are_forks_of_one_server(store):
         assert "stages.harness.fork_server" in server_of(one).cmdline()
 
 
+def test_forks_draw_other_random_numbers(store):
+    events = []
+    for message in ("one", "two"):
+        request = probe_request(store, behaviour="draw", message=message)
+        make_runner(Execution()).run(request, events.append)
+    drawn = [event.message for event in events if getattr(event, "message", "").startswith("drawn")]
+    assert len(set(drawn)) == 2
+
+
 def test_a_stage_outlives_its_server_and_the_next_one_gets_another(store):
     with at_work(hanging(store, "one"), runner := make_runner(Execution())) as one:
         stage, server = stage_of(one), server_of(one)
