@@ -25,6 +25,8 @@ def require_vllm() -> None:
     # hold its memory.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ["VLLM_NO_USAGE_STATS"] = "1"
+    # It would be compiled by nvcc for the engine's warm-up. A request with a seed never uses it.
+    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     if importlib.util.find_spec("vllm") is None:
         raise UserError(
             f"generate.backend 'vllm' needs vLLM, which {sys.executable} does not have",
