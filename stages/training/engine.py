@@ -204,7 +204,8 @@ class Engine:
         if apart:
             self._process.events.info(f"{len(apart)} weights that no text reaches stay as they are")
         devices = [self._process.local_rank] if self.device.type == "cuda" else None
-        return DistributedDataParallel(self.model, device_ids=devices)
+        # Or gradients would lie in memory twice.
+        return DistributedDataParallel(self.model, device_ids=devices, gradient_as_bucket_view=True)
 
     def _update(self) -> float | None:
         norm = nn.utils.clip_grad_norm_(self._wrapped.parameters(), self._max_grad_norm)

@@ -188,6 +188,8 @@ def compile_layers(policy: nn.Module) -> None:
     """
     torch._dynamo.config.recompile_limit = _MOST_GRAPHS
     torch._dynamo.config.fail_on_recompile_limit_hit = True
+    # DistributedDataParallel would cut other graphs than the reference has.
+    torch._dynamo.config.optimize_ddp = False
     # The backward graph is compiled with the forward graph: its errors are found there, too.
     torch._functorch.config.force_non_lazy_backward_lowering = True
     model = causal_lm(policy)
