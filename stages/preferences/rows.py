@@ -48,8 +48,9 @@ def read_preference(row: Mapping[str, Any], params: PreferencesParams) -> Prefer
             "no user turn is right before the responses",
             "end the prompt with a user turn, or set `prepare.invalid_rows: drop`",
         )
-    better = _score(row.get("score_chosen"))
-    worse = _score(row.get("score_rejected"))
+    # A pairs.parquet has the second name.
+    better = _score(row.get("score_chosen", row.get("chosen_score")))
+    worse = _score(row.get("score_rejected", row.get("rejected_score")))
     scores = (1.0, 0.0) if better is None or worse is None else (better, worse)
     return Preference(with_system(prompt, params.prompt_system), chosen, rejected, scores)
 

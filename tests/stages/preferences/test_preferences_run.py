@@ -42,6 +42,13 @@ LAYOUTS = {
         "score_chosen": 8.5,
         "score_rejected": 7.0,
     },
+    "pairs.parquet": {
+        "prompt": PROMPT,
+        "chosen": said(CHOSEN),
+        "rejected": said(REJECTED),
+        "chosen_score": 8.5,
+        "rejected_score": 7.0,
+    },
 }
 
 
@@ -76,7 +83,7 @@ def test_each_layout_makes_the_pair_in_the_policy_s_tokens(paired, policy, layou
     assert row["prompt_id"] == prompt_id(PROMPT)
     assert row["prompt"] == PROMPT
     assert (row["chosen"], row["rejected"]) == (said(CHOSEN), said(REJECTED))
-    scores = (8.5, 7.0) if "ultrafeedback" in layout else (1.0, 0.0)
+    scores = (8.5, 7.0) if "ultrafeedback" in layout or "pairs" in layout else (1.0, 0.0)
     assert (row["chosen_score"], row["rejected_score"]) == scores
     tokenizer = AutoTokenizer.from_pretrained(policy)
     rendered = tokenizer.apply_chat_template(PROMPT, add_generation_prompt=True, tokenize=False)
