@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from itertools import islice
@@ -21,7 +21,7 @@ from stages.preferences.params import PreferencesParams
 from stages.preferences.rows import read_preference
 from stages.prepare.params import PrepareParams
 from stages.prepare.prompts import Prompt, read_prompt
-from stages.score.params import ORACLES
+from stages.score.params import ORACLES, ServerSettings
 from stages.score.template import read_template
 from stages.sft.rows import read_conversation
 
@@ -235,9 +235,14 @@ def check_environment(config: RunConfig) -> None:
     """Checks that interpreters and servers' keys are there, where stages run on this machine.
 
     Raises:
-        UserError: One is not, or none is named for what this interpreter does not have.
+        UserError: One is not, none is named for what this interpreter does not have, or containers
+            have no network to a server.
     """
     execution = config.execution
+    if execution.runner == "docker":
+        docker = execution.docker
+        variables = {*docker.secrets.get("score", ()), *docker.environment.get("score", {})}
+        _check_servers(config, variables, has_network="score" in docker.network)
     if execution.runner != "process":
         return
     for stage, interpreter in execution.interpreters.items():
@@ -247,14 +252,29 @@ def check_environment(config: RunConfig) -> None:
             "stages run in this environment, which has no torch",
             "pip install 'geb[torch]', or name execution.interpreters or another execution.runner",
         )
+    variables = {name for name, value in os.environ.items() if value}
+    _check_servers(config, variables, has_network=True)
+
+
+def _check_servers(config: RunConfig, variables: Collection[str], *, has_network: bool) -> None:
+    """Checks that the stage `score` has the keys of its servers, and a network to reach them."""
     for section, score in oracles(config).items():
         for part in score.parts:
-            name = getattr(getattr(score, ORACLES[part].section, None), "key_env", None)
-            if name is not None and not os.environ.get(name):
+            server = getattr(score, ORACLES[part].section, None)
+            if not isinstance(server, ServerSettings):
+                continue
+            if server.key_env is not None and server.key_env not in variables:
                 raise UserError(
-                    f"{section}.{part}.key_env is {name!r}, and that environment variable is "
-                    "not set",
-                    "export it with the key, or correct the name",
+                    f"{section}.{part}.key_env is {server.key_env!r}, and that environment "
+                    "variable is not set",
+                    "export it with the key, or correct the name; name it in "
+                    "execution.docker.secrets.score if stages are containers",
+                )
+            if not has_network:
+                raise UserError(
+                    f"the oracle {part} of {section} asks a server, and its container has no "
+                    "network",
+                    "set execution.docker.network.score to a Docker network (`bridge`)",
                 )
 
 

@@ -1,5 +1,7 @@
 """The runner of a run, and the check whether its place would take the run's stages."""
 
+import subprocess
+import sys
 from collections.abc import Collection
 from importlib.metadata import entry_points
 from pkgutil import resolve_name
@@ -33,8 +35,8 @@ def check_host(config: RunConfig, stages: Collection[str]) -> None:
     """Refuses a run whose ``stages`` this host cannot take.
 
     Raises:
-        UserError: Stages ask for more GPUs than it has, its Docker engine does not answer, or its
-            environment lacks a secret of a container.
+        UserError: Stages ask for more GPUs than it has, or for vLLM where it is not installed; its
+            Docker engine does not answer, or its environment lacks a secret of a container.
     """
     runner = config.execution.runner
     if runner == "docker":
@@ -48,9 +50,21 @@ def check_host(config: RunConfig, stages: Collection[str]) -> None:
         except PlaceAwayError as error:
             remedy = "start it, allow this user to use its socket, or set DOCKER_HOST"
             raise UserError(str(error), remedy) from error
+    if runner == "process" and "generate" in stages and config.generate.backend == "vllm":
+        _require_vllm(config.execution.interpreters.get("generate", sys.executable))
     most = max((limits.gpus for name, limits in config.resources if name in stages), default=0)
     if most and runner == "process":
         require_gpus(most, gpus_of_this_host())
+
+
+def _require_vllm(interpreter: str) -> None:
+    program = "from importlib.util import find_spec; raise SystemExit(find_spec('vllm') is None)"
+    if subprocess.run([interpreter, "-P", "-c", program], check=False).returncode != 0:
+        raise UserError(
+            f"generate.backend 'vllm' needs vLLM, which {interpreter} does not have",
+            "run `make setup-vllm`, and set execution.interpreters.generate to "
+            ".venv-vllm/bin/python",
+        )
 
 
 def make_runner(execution: Execution) -> Runner:

@@ -1,6 +1,7 @@
 """Words of `geb plan` and `geb run` before the first stage: cautions, an oracle that fails."""
 
 import json
+import sys
 
 import psutil
 import pytest
@@ -88,6 +89,12 @@ def test_plan_for_another_host_warns_that_this_one_lacks_gpus(tmp_path):
     done = geb_ok("plan", write_config(tmp_path), *gpus, GEB_GPUS="0")
     assert "a run here would be refused: " in " ".join(done.stderr.split())
     assert "this host has 1" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("interpreters", [{}, {"generate": sys.executable}])
+def test_vllm_is_missed_before_the_first_stage(tmp_path, interpreters):
+    config = write_config(tmp_path, execution={"interpreters": interpreters})
+    assert "needs vLLM" in geb_refused("run", config, "--set", "generate.backend=vllm")
 
 
 WEIGHTED = {"oracle": "weighted", "weighted": {"weights": {"python": 1, "math_verify": 1}}}

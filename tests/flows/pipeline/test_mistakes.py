@@ -231,6 +231,11 @@ def mistakes():
             if place != "score":
                 given.append("suites.extra.prompts=@/good.jsonl")
             rows[plan_with(given)] = [place, part.format(oracle)]
+        in_docker = ["execution.runner=docker", *given]
+        values = {"oracle": oracle, oracle: section}
+        rows[plan_with([*in_docker, f"{place}={json.dumps(values)}"])] = [place, "network"]
+        values[oracle]["key_env"] = "HOME"
+        rows[plan_with([*in_docker, f"{place}={json.dumps(values)}"])] = [place, "'HOME'"]
     return rows
 
 
