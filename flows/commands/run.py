@@ -108,6 +108,7 @@ def _plan_and_run(
     try_own_code(config, to_run)
     record = RunRecord(open_store(config.store), config.name)
     if not dry_run and not to_run and _is_finished(record, config):
+        _send_to_trackers(config, record)
         report(config.name, config.store, as_json)
         return
     expected = estimate(config, resolved.steps, lines)
@@ -129,6 +130,20 @@ def _plan_and_run(
     if not dry_run:
         check_host(config, to_run)
         _execute(resolved, lines, cost, as_json)
+
+
+def _send_to_trackers(config: RunConfig, record: RunRecord) -> None:
+    """Sends what trackers of a finished run have not got."""
+    if not config.tracking.report_to:
+        return
+    from flows.report.summary import summarise
+    from flows.tracking import tracked
+
+    def warn(message: str) -> None:
+        messages().print(f"[bold yellow]warning[/] {escape(message)}")
+
+    with tracked(config, record, warn) as track:
+        track(summarise(record))
 
 
 def _is_finished(record: RunRecord, config: RunConfig) -> bool:

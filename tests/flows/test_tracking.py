@@ -21,7 +21,7 @@ from flows.report.summary import Summary
 from flows.tracking import news_of, tracked
 from stages.contract.errors import StoreError, UserError
 from stages.store.base import Store
-from tests.flows.loop import ROOT, write_config
+from tests.flows.loop import ROOT, geb_ok, write_config
 from tests.flows.report.evaluations import artifact_in, figure_row
 from tests.programs import lacking, run_program
 
@@ -137,11 +137,22 @@ def test_a_resumed_run_continues_its_session_without_repeats(tmp_path, tracker):
     assert curves["train/loss"] == [(1, 1.0), (2, 0.5), (3, 1.0), (4, 0.5)]
 
 
-def read_tensorboard(place):
+def test_a_finished_run_sends_the_rest_when_it_is_resumed(copied):
+    store = copied.parent / "store"
+    record = RunRecord.existing(Store.in_folder(str(store)), "small")
+    values = record.config().to_values() | {"tracking": {"report_to": ["tensorboard"]}}
+    record.save_config(RunConfig.model_validate(values))
+    geb_ok("resume", "small", "--store", store)
+    points, _, count = read_tensorboard(store / "trackers", "small")
+    assert count == 1
+    assert "evaluation/mean_reward" in {name for name, _, _ in points}
+
+
+def read_tensorboard(place, run="tracked"):
     from tensorboardX.proto.event_pb2 import Event
 
     points, texts = [], ""
-    for path in sorted(place.glob("tensorboard/tracked-*/events.*")):
+    for path in sorted(place.glob(f"tensorboard/{run}-*/events.*")):
         content = path.read_bytes()
         while content:
             # Length, its checksum, the event, its checksum.
