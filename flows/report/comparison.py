@@ -109,12 +109,17 @@ class Comparison:
         for difference in self.differences:
             if (difference.evaluation, difference.figure) == _DECISIVE:
                 decisive[difference.name] = difference
-        parts = [difference_text(name, decisive.get(name)) for name in others]
-        sentences = [f"By mean reward on the {HELD_OUT}, against {first}: {'; '.join(parts)}."]
+        texts = {name: difference_text(name, decisive.get(name)) for name in others}
+        seeds = dict.fromkeys(names, 0)
         if self.by_method:
-            seeds = dict.fromkeys(names, 0)
             for figure in self.over_seeds:
                 seeds[figure.method] = max(seeds[figure.method], len(figure.values))
+            for name in others:
+                if not seeds[name] or not seeds[first]:
+                    texts[name] = f"{name}: no run of {name if seeds[first] else first} is finished"
+        parts = "; ".join(texts.values())
+        sentences = [f"By mean reward on the {HELD_OUT}, against {first}: {parts}."]
+        if self.by_method:
             fewest = min(seeds.values())
             if fewest < _ENOUGH_SEEDS:
                 sentences.append(f"A method has {fewest} finished seeds: too few.")

@@ -111,6 +111,17 @@ def test_a_seed_counts_once_and_a_run_that_ended_early_not_at_all(tmp_path):
     assert "stopped has 1 of 2 iterations." in comparison.verdict()
 
 
+def test_a_method_without_a_finished_run_is_named(tmp_path):
+    finished = [run(tmp_path, f"plain-{s}", 0.1, 0.2, seed=s) for s in range(2)]
+    stopped = [run(tmp_path, f"bonus-{s}", 0.5, seed=s, design="arctanh") for s in range(2)]
+    for unfinished in stopped:
+        unfinished.config = unfinished.config.model_copy(update={"iterations": 2})
+    for runs in ([*finished, *stopped], [*stopped, *finished]):
+        comparison = compare_summaries(runs)
+        assert "no run of arctanh, reverse_kl, κ 1 is finished" in comparison.verdict()
+        assert "no shared prompt" not in comparison.verdict()
+
+
 def test_runs_of_another_oracle_are_another_method(tmp_path):
     runs = [run(tmp_path, "one", 0.3), run(tmp_path, "two", 0.9, seed=1)]
     assert compare_summaries(runs).methods["two"] == "f-DPO, reverse_kl"
