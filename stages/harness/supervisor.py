@@ -3,7 +3,8 @@
 ``python -m stages.harness.supervisor --grace SECONDS -- COMMAND...`` starts COMMAND in a new
 process group and waits. End-of-file on stdin (the orchestrator is gone) or SIGTERM sends SIGTERM
 to the stage's process group and, after the grace period, SIGKILL. When the stage has ended, all
-that it started and left behind is killed. The exit code is the stage's, or 128 + signal.
+that it started and left behind is killed. The exit code is the stage's, or 128 + signal. It is
+SIGTERM's, 143, if the grace period was too short.
 
 With ``--sign FILE`` the same happens when the file has not changed for ``--sign-seconds``: the
 orchestrator is on another host and renews it while it lives.
@@ -32,7 +33,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from stages.contract.errors import EXIT_OK, EXIT_OVERDUE
+from stages.contract.errors import EXIT_OK, EXIT_OVERDUE, EXIT_STOPPED
 
 _POLL_SECONDS = 2.0
 _ENDING = (signal.SIGTERM, signal.SIGINT)
@@ -68,7 +69,7 @@ def _wait_for_end_or_wish(ended: int, wake: int, options: argparse.Namespace) ->
     # No read event: only the end of a pipe or socket counts, never a terminal or /dev/null.
     watched.register(0, select.POLLRDHUP)
     sign: Path | None = options.sign
-    seen = None
+    seen: tuple[int, int] | None = None
     seen_at = time.monotonic()
     deadline = seen_at + options.limit
     while (now := time.monotonic()) < deadline:
@@ -76,11 +77,21 @@ def _wait_for_end_or_wish(ended: int, wake: int, options: argparse.Namespace) ->
             return False
         if sign is None:
             continue
-        with contextlib.suppress(OSError):
+        looked_at = time.monotonic()
+        look = seen
+        is_away = False
+        try:
             status = sign.stat()
-            if seen != (status.st_ino, status.st_mtime_ns):
-                seen = (status.st_ino, status.st_mtime_ns)
-                seen_at = time.monotonic()
+            look = status.st_ino, status.st_mtime_ns
+        except FileNotFoundError:
+            pass
+        except OSError:
+            is_away = True
+        # A file server that does not answer says nothing about the orchestrator.
+        is_away = is_away or time.monotonic() - looked_at > _POLL_SECONDS
+        if is_away or look != seen:
+            seen = look
+            seen_at = time.monotonic()
         if time.monotonic() - seen_at > options.sign_seconds:
             sys.stderr.write("no sign of the orchestrator: the stage ends\n")
             return False
@@ -141,6 +152,7 @@ def supervise(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     ended = os.pidfd_open(pid)
     is_overdue = _wait_for_end_or_wish(ended, wake_read, options)
+    was_at_work = not select.select([ended], [], [], 0)[0]
     # A group is there until its first process was waited for.
     os.killpg(pid, signal.SIGTERM)
     select.select([ended], [], [], options.grace)
@@ -149,6 +161,8 @@ def supervise(
     _kill_leftovers()
     if is_overdue and code != EXIT_OK:
         return EXIT_OVERDUE
+    if was_at_work and code == -signal.SIGKILL:
+        return EXIT_STOPPED
     return code if code >= 0 else 128 - code
 
 

@@ -13,6 +13,7 @@ import pytest
 from stages.contract.errors import LeaseLostError
 from stages.store import locks as lease_module
 from stages.store.locks import FileLease, exclusive_lock
+from tests.flows.probes import wait_until
 
 # Takes the lease given as an argument, prints a line, and holds it until its stdin ends.
 _HOLDER = """
@@ -153,6 +154,16 @@ def test_a_damaged_lease_is_free_unless_its_holder_lives(path, damaged):
     assert FileLease(path).holder() is None
     with FileLease(path) as taken:
         taken.acquire(waiting=pytest.fail)
+
+
+def test_a_full_disk_does_not_silence_the_holder(path, monkeypatch):
+    monkeypatch.setattr(lease_module, "HEARTBEAT_SECONDS", 0.01)
+    lease = FileLease(path)
+    lease.acquire()
+    with lease, monkeypatch.context() as full:
+        full.setattr(lease_module, "write_atomically", Mock(side_effect=OSError("no space")))
+        before = path.stat().st_mtime_ns
+        wait_until(lambda: path.stat().st_mtime_ns > before)
 
 
 def test_a_lease_whose_record_cannot_be_written_is_free_again(path, monkeypatch):

@@ -48,6 +48,31 @@ def test_a_sign_that_changes_keeps_the_stage_at_work(tmp_path):
     assert process.returncode == 0
 
 
+def test_a_stage_outlives_an_absent_file_server(tmp_path):
+    (tmp_path / "file").touch()
+    # The supervisor's look at the sign fails, and not because the sign is missing.
+    with supervised(tmp_path / "file/sign", 1.0, "import time; time.sleep(5)") as process:
+        pass
+    assert process.returncode == 0
+
+
+def test_a_stage_that_needs_more_than_the_grace_period_was_stopped():
+    program = (
+        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        "print('ready', flush=True); signal.pause()"
+    )
+    command = [sys.executable, "-m", "stages.harness.supervisor", "--grace", "0.1", "--"]
+    with subprocess.Popen(
+        [*command, sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.terminate()
+    assert process.returncode == 143
+
+
 def test_a_stage_ends_at_its_time_limit():
     command = [sys.executable, "-m", "stages.harness.supervisor", "--limit", "0.1", "--"]
     assert subprocess.run([*command, sys.executable, "-c", WORKS], check=False).returncode == 124
