@@ -36,7 +36,9 @@ def verify(store: StorePath = "store", as_json: AsJson = False) -> None:
             damaged[f"{stage}/{key}"] = str(error)
     shown = [*damaged.values(), f"{len(keys)} artifacts, {len(damaged)} damaged"]
     if damaged:
-        shown.append("a run that needs a damaged artifact sets it aside and computes it again")
+        shown.append(
+            "delete the folder of a damaged artifact: a run that needs it computes it again"
+        )
     answer(as_json, {"artifacts": len(keys), "damaged": damaged}, *shown)
     if damaged:
         raise typer.Exit(EXIT_FAILED)

@@ -11,7 +11,6 @@ import itertools
 import os
 import re
 import subprocess
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -113,7 +112,8 @@ def hold_gpus(number: int) -> Iterator[dict[str, int]]:
 
 
 def _folder() -> Path:
-    default = Path(tempfile.gettempdir()) / "geb-gpu-locks"
+    # The same for all processes of the host, whatever their TMPDIR is.
+    default = Path("/tmp/geb-gpu-locks")
     folder = Path(os.environ.get(FOLDER_VARIABLE, default))
     if not folder.exists():
         folder.mkdir(parents=True, exist_ok=True)

@@ -137,6 +137,14 @@ def _is_here(path: Path, record: FileRecord) -> bool:
     return True
 
 
+def _link(source: str, target: str) -> None:
+    """Links a file, or copies it on file systems without links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
 class _Snapshot(Record):
     writer: str
     """Local folder of the store that it was made of."""
@@ -193,7 +201,7 @@ class RemoteWork:
             # Links keep the files of one moment.
             clone = scratch / "clone"
             shutil.copytree(
-                self._local, clone, copy_function=os.link, ignore=shutil.ignore_patterns(".*")
+                self._local, clone, copy_function=_link, ignore=shutil.ignore_patterns(".*")
             )
             records = {}
             contents = {}

@@ -2,6 +2,7 @@
 
 import json
 import os
+from unittest.mock import Mock
 
 import pytest
 
@@ -105,7 +106,11 @@ def test_hosts_share_state_and_models_in_azure(az_url, tmp_path):
     assert [move.version for move in history] == [1, 2]
 
 
-def test_a_running_stage_is_saved_now_and_then(near, far):
+@pytest.mark.parametrize("has_links", [True, False])
+def test_a_running_stage_is_saved_now_and_then(near, far, monkeypatch, has_links):
+    if not has_links:
+        monkeypatch.setattr(os, "link", Mock(side_effect=PermissionError))
+
     def long(context):
         (context.work / "step-1").write_text("1")
         while not (snapshots := _snapshots(near.store)) or "step-1" not in snapshots[0]["files"]:
