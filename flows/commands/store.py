@@ -83,7 +83,6 @@ def collect_garbage(store: Store) -> list[Garbage]:
     # Listed first: what a run makes or comes to need meanwhile is then among the needed.
     listed = list(store.entries())
     present = set(store.artifacts())
-    store.refresh("models")
     needed = _needed(store, store.manifest)
     garbage = []
     for entry in listed:
@@ -99,8 +98,6 @@ def remove_garbage(store: Store, garbage: list[Garbage]) -> list[Garbage]:
     manifest = functools.cache(store.manifest)
     for item in garbage:
         # Runs record the keys that they want before they compute or read them.
-        store.refresh("runs")
-        store.refresh("models")
         if _why(store, item.entry, _needed(store, manifest), set(store.artifacts())):
             store.remove(item.entry)
             removed.append(item)
@@ -135,7 +132,7 @@ def _needed(store: Store, manifest_of: Callable[[str, str], Manifest | None]) ->
     versions = ModelRegistry(store).all_versions()
     waiting = [(version.checkpoint.stage, version.checkpoint.key) for version in versions]
     for run in recorded(store):
-        steps = RunRecord(store, run).steps(strict=True)
+        steps = RunRecord(store, run, refresh=False).steps(strict=True)
         waiting += [(step.stage, step.key) for step in steps]
     needed: set[_Name] = set()
     while waiting:

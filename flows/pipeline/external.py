@@ -49,7 +49,7 @@ def _resolved(location: str, repo_type: RepoType, state: str) -> Input:
     if path.exists() and not _HUB_ID.fullmatch(location):
         return FileInput(location=str(path.absolute()), digest=digest_of(path), state=state)
     repo, _, revision = location.partition("@")
-    if not _HUB_ID.fullmatch(repo) or path.suffix in (".jsonl", ".json", ".parquet", ".py"):
+    if not _HUB_ID.fullmatch(repo):
         raise UserError(
             f"no such file or folder: {location}", "correct the path, or name a hub id (owner/name)"
         )
