@@ -58,7 +58,8 @@ def _deploy(store: str | None, folder: Path) -> None:
         variables[STORE_VARIABLE] = store
     done = subprocess.run(
         [*command, "--prefect-file", str(DEPLOYMENTS)],
-        cwd=folder,
+        # It imports from the present folder.
+        cwd="/",
         env=os.environ | variables,
         capture_output=True,
         text=True,
