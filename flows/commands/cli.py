@@ -7,7 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -25,7 +25,7 @@ from flows.commands import (
     store,
     up,
 )
-from flows.commands.terminal import messages
+from flows.commands.terminal import messages, show_warning
 from stages.contract.errors import (
     EXIT_FAILED,
     EXIT_USER,
@@ -87,7 +87,7 @@ def main() -> None:
         # A terminal or a log that has no κ shows a question mark.
         sys.stdout.reconfigure(errors="replace")
     with warnings.catch_warnings():
-        warnings.showwarning = _show_warning
+        warnings.showwarning = lambda message, *_, **__: show_warning(str(message))
         sys.exit(_exit_code())
 
 
@@ -171,10 +171,6 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__
-
-
-def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    messages().print(f"[bold yellow]warning[/] {escape(str(message))}")
 
 
 if __name__ == "__main__":

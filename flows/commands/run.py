@@ -24,7 +24,7 @@ from flows.commands.common import (
     prefect_session,
     watched,
 )
-from flows.commands.terminal import messages
+from flows.commands.terminal import show_warning
 from flows.execution.plan import PlannedStep
 from flows.execution.plan import plan as planned
 from flows.execution.run_record import RunRecord, run_attempts
@@ -124,9 +124,8 @@ def _plan_and_run(
             check_host(config, to_run)
         except UserError as error:
             warnings.append(f"a run here would be refused: {error.message}")
-    # On stderr: stdout may be for a document.
     for warning in warnings:
-        messages().print(f"[bold yellow]warning[/] {escape(warning)}")
+        show_warning(warning)
     if not dry_run:
         check_host(config, to_run)
         _execute(resolved, lines, cost, as_json)
@@ -139,10 +138,7 @@ def _send_to_trackers(config: RunConfig, record: RunRecord) -> None:
     from flows.report.summary import summarise
     from flows.tracking import tracked
 
-    def warn(message: str) -> None:
-        messages().print(f"[bold yellow]warning[/] {escape(message)}")
-
-    with tracked(config, record, warn) as track:
+    with tracked(config, record, show_warning) as track:
         track(summarise(record))
 
 

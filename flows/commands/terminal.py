@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable
 
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.markup import escape
 from rich.segment import Segment
 
 # Colours and weights of a program's log, which are left out.
@@ -44,3 +45,8 @@ class TerminalConsole(Console):
 def messages() -> TerminalConsole:
     """A console for messages, on stderr."""
     return TerminalConsole(stderr=True, highlight=False, soft_wrap=True)
+
+
+def show_warning(message: str) -> None:
+    """Prints a warning on stderr: stdout may be for a document."""
+    messages().print(f"[bold yellow]warning[/] {escape(message)}")
