@@ -34,8 +34,8 @@ for image in "${images[@]}"; do
   fi
   case "$image" in
     torch | vllm) tag="geb-$image:$version-cpu" target=$image ;;
-    torch-gpu) tag="geb-torch:$version-gpu" target=gpu ;;
-    vllm-gpu) tag="geb-vllm:$version-gpu" target=gpu ;;
+    torch-gpu) tag="geb-torch:$version-gpu" target=for-gpu ;;
+    vllm-gpu) tag="geb-vllm:$version-gpu" target=for-gpu ;;
     *) tag="geb-$image:$version" target=$image ;;
   esac
   docker build --file docker/Dockerfile --target "$target" --tag "$tag" \

@@ -235,14 +235,9 @@ def check_environment(config: RunConfig) -> None:
     """Checks that interpreters and servers' keys are there, where stages run on this machine.
 
     Raises:
-        UserError: One is not, none is named for what this interpreter does not have, or containers
-            have no network to a server.
+        UserError: One is not, or none is named for what this interpreter does not have.
     """
     execution = config.execution
-    if execution.runner == "docker":
-        docker = execution.docker
-        variables = {*docker.secrets.get("score", ()), *docker.environment.get("score", {})}
-        _check_servers(config, variables, has_network="score" in docker.network)
     if execution.runner != "process":
         return
     for stage, interpreter in execution.interpreters.items():
@@ -253,10 +248,10 @@ def check_environment(config: RunConfig) -> None:
             "pip install 'geb[torch]', or name execution.interpreters or another execution.runner",
         )
     variables = {name for name, value in os.environ.items() if value}
-    _check_servers(config, variables, has_network=True)
+    check_servers(config, variables, has_network=True)
 
 
-def _check_servers(config: RunConfig, variables: Collection[str], *, has_network: bool) -> None:
+def check_servers(config: RunConfig, variables: Collection[str], *, has_network: bool) -> None:
     """Checks that the stage `score` has the keys of its servers, and a network to reach them."""
     for section, score in oracles(config).items():
         for part in score.parts:

@@ -8,6 +8,7 @@ from pkgutil import resolve_name
 
 from flows.pipeline.config import RunConfig
 from flows.pipeline.placement import RUNNER_GROUP, RUNNERS, Execution
+from flows.pipeline.preflight import check_servers
 from flows.runners.local.gpus import gpus_of_this_host, require_gpus
 from flows.runners.place import PlaceAwayError
 from flows.runners.runner import Runner
@@ -23,6 +24,10 @@ def check_place(config: RunConfig, stages: Collection[str]) -> None:
         StageFailedError: The place does not answer.
     """
     resources = {name: limits for name, limits in config.resources if name in stages}
+    if config.execution.runner == "docker" and "score" in stages:
+        docker = config.execution.docker
+        variables = {*docker.secrets.get("score", ()), *docker.environment.get("score", {})}
+        check_servers(config, variables, has_network="score" in docker.network)
     if config.execution.runner == "slurm":
         check_jobs(config.execution, resources)
     if config.execution.runner == "kubernetes":

@@ -52,7 +52,7 @@ def register(store: str | None, folder: Path, limit: int) -> None:
 def _deploy(store: str | None, folder: Path) -> None:
     command = module_command(sys.executable, "prefect", "--no-prompt", "deploy", "--all")
     # Without a command Prefect puts the folder into the PYTHONPATH of flow runs and stages.
-    engine = shlex.join(module_command(sys.executable, "prefect.engine"))
+    engine = shlex.join(module_command(sys.executable, "flows.standing.engine"))
     variables = {"PWD": str(folder), "GEB_ENGINE": engine}
     if store:
         variables[STORE_VARIABLE] = store

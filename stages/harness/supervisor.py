@@ -21,6 +21,7 @@ Linux only: a subreaper, so that daemonised grandchildren are found as well.
 import argparse
 import contextlib
 import ctypes
+import errno
 import io
 import json
 import math
@@ -36,6 +37,8 @@ from typing import NoReturn
 from stages.contract.errors import EXIT_OK, EXIT_OVERDUE, EXIT_STOPPED
 
 _POLL_SECONDS = 2.0
+# Errors of a file server that is away.
+_AWAY = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENOTCONN)
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -83,10 +86,8 @@ def _wait_for_end_or_wish(ended: int, wake: int, options: argparse.Namespace) ->
         try:
             status = sign.stat()
             look = status.st_ino, status.st_mtime_ns
-        except FileNotFoundError:
-            pass
-        except OSError:
-            is_away = True
+        except OSError as error:
+            is_away = error.errno in _AWAY
         # A file server that does not answer says nothing about the orchestrator.
         is_away = is_away or time.monotonic() - looked_at > _POLL_SECONDS
         if is_away or look != seen:
@@ -152,16 +153,15 @@ def supervise(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     ended = os.pidfd_open(pid)
     is_overdue = _wait_for_end_or_wish(ended, wake_read, options)
-    was_at_work = not select.select([ended], [], [], 0)[0]
     # A group is there until its first process was waited for.
     os.killpg(pid, signal.SIGTERM)
-    select.select([ended], [], [], options.grace)
+    is_too_slow = not select.select([ended], [], [], options.grace)[0]
     os.killpg(pid, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     _kill_leftovers()
     if is_overdue and code != EXIT_OK:
         return EXIT_OVERDUE
-    if was_at_work and code == -signal.SIGKILL:
+    if is_too_slow and code == -signal.SIGKILL:
         return EXIT_STOPPED
     return code if code >= 0 else 128 - code
 

@@ -13,7 +13,7 @@ class PreferencesParams(StageParams, ChatSettings):
     """
 
     stage: ClassVar[str] = "preferences"
-    version: ClassVar[str] = "4"
+    version: ClassVar[str] = "5"
     inputs = {
         "data": InputSpec(),
         "prompts": InputSpec(),

@@ -29,6 +29,7 @@ from tests.programs import run_program
 pytestmark = pytest.mark.slow
 
 DEPLOYED = {f"{flow}/{flow}" for flow in ("iterate", "evaluate", "sweep", "compare")}
+SET_FOLDER = "prefect.deployments.steps.set_working_directory"
 JOB_TEMPLATE = json.loads((ROOT / "configs/cluster/kubernetes-job.json").read_text())
 
 
@@ -48,7 +49,7 @@ def deploy(server, kind, folder):
     command = (sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all")
     variables = {"GEB_STORE": "/srv/geb/store", "GEB_RUNNER": kind, "PWD": str(folder)}
     variables |= {"GEB_CONFIGS": str(ROOT / "configs")}
-    variables |= {"GEB_ENGINE": f"{sys.executable} -P -m prefect.engine"}
+    variables |= {"GEB_ENGINE": f"{sys.executable} -P -m flows.standing.engine"}
     done = run_program(
         *command, "--prefect-file", DEPLOYMENTS, cwd=folder, env=os.environ | variables
     )
@@ -69,6 +70,7 @@ def test_every_deployment_is_made_and_is_what_it_says(prefect_server, kind, tmp_
         assert environment["GEB_CONFIGS"] == str(ROOT / "configs")
         assert deployment.job_variables["working_dir"] == str(tmp_path)
         assert "-P" in deployment.job_variables["command"]
+        assert deployment.pull_steps == [{SET_FOLDER: {"directory": str(tmp_path)}}]
     for flow in (iterate, evaluate, sweep):
         parameters = deployments[f"{flow.name}/{flow.name}"].parameters
         volumes = "execution.kubernetes.volumes={/srv/geb: {claim: geb}}"
@@ -87,10 +89,8 @@ def test_geb_up_deploys_the_same_file(prefect_server, tmp_path, monkeypatch):
     with SyncPrefectClient(prefect_server) as client:
         for name, deployment in by_hand.items():
             again = client.read_deployment_by_name(name)
-            assert (again.parameters, again.job_variables) == (
-                deployment.parameters,
-                deployment.job_variables,
-            )
+            for field in ("parameters", "job_variables", "pull_steps"):
+                assert getattr(again, field) == getattr(deployment, field)
         assert client.read_work_queue_by_name("runs", work_pool_name="geb").concurrency_limit == 1
         name = yaml.safe_load(ZOMBIES.read_text())["name"]
         assert len(client.read_automations_by_name(name)) == 1

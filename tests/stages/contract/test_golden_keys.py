@@ -87,7 +87,7 @@ GOLDEN = [
             "prompts": (made("prepare", "iteration-1.parquet"),),
             "policy": (CHECKPOINT,),
         },
-        "10145ede22b46b0d",
+        "cb75ce915b914ace",
     ),
     (
         EvaluateParams(),

@@ -48,12 +48,25 @@ def test_a_sign_that_changes_keeps_the_stage_at_work(tmp_path):
     assert process.returncode == 0
 
 
-def test_a_stage_outlives_an_absent_file_server(tmp_path):
-    (tmp_path / "file").touch()
-    # The supervisor's look at the sign fails, and not because the sign is missing.
-    with supervised(tmp_path / "file/sign", 1.0, "import time; time.sleep(5)") as process:
-        pass
-    assert process.returncode == 0
+# A supervisor whose file server has restarted.
+AWAY = """
+import errno
+from pathlib import Path
+from stages.harness.supervisor import parse_options, supervise
+
+def look(path):
+    raise OSError(errno.ESTALE, "stale file handle")
+
+Path.stat = look
+raise SystemExit(supervise(parse_options()))
+"""
+
+
+def test_a_stage_outlives_an_absent_file_server():
+    options = ["--sign", "sign", "--sign-seconds", "1", "--"]
+    stage = [sys.executable, "-c", "import time; time.sleep(5)"]
+    command = [sys.executable, "-c", AWAY, *options, *stage]
+    assert subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode == 0
 
 
 def test_a_stage_that_needs_more_than_the_grace_period_was_stopped():
