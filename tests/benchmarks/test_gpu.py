@@ -4,8 +4,6 @@ import json
 import os
 import sys
 
-import pytest
-
 from benchmarks.gpu.__main__ import LIMITS
 from tests.programs import run_program
 
@@ -19,7 +17,6 @@ for name in LIMITS:
 """
 
 
-@pytest.mark.slow
 def test_every_section_runs_without_a_gpu(tmp_path):
     figures = tmp_path / "figures.jsonl"
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}

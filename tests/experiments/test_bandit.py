@@ -77,6 +77,7 @@ def test_the_table_says_in_how_many_seeds_the_best_region_is_found():
     assert row[6] == "150"
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_table_and_writes_the_figure(tmp_path):
     result = geb("bandit", "--iterations", 50, "--seeds", 2, "--out", tmp_path)
     assert result.returncode == 0, result.stderr

@@ -56,6 +56,7 @@ def test_grades_of_tricky_answers(patient):
         assert outcome == expected.get(row[2], (None, None)), row
 
 
+@pytest.mark.slow
 def test_what_takes_too_long_is_given_up_and_the_rest_is_graded(monkeypatch):
     monkeypatch.setattr("stages.score.math_answers.ANSWER_SECONDS", 10.0)
     monkeypatch.setattr("stages.score.math_answers._MOST_PROCESSES", 1)
