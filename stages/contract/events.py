@@ -1,11 +1,10 @@
 """Events that a stage prints, one JSON object a line, and that a runner reads."""
 
-import json
 import re
 import sys
 import time
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, TextIO
+from typing import Annotated, Literal, TextIO
 
 from pydantic import (
     BaseModel,
@@ -141,8 +140,3 @@ class Emitter:
     def warning(self, message: str) -> None:
         """Tells a person something that deserves attention."""
         self.emit(Log(level="warning", message=message))
-
-
-def dump_json(value: Any) -> str:
-    """JSON for files that people read: indented, NaN refused."""
-    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

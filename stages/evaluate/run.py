@@ -14,7 +14,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stages.contract.events import dump_json
 from stages.evaluate.params import EvaluateParams
 from stages.evaluate.summary import (
     Metrics,
@@ -100,7 +99,7 @@ def run(ctx: StageContext[EvaluateParams]) -> None:
     policy_metrics = comparison | policy.summary.metrics()
     base_metrics = base.summary.metrics()
     prefixed = {f"base_{name}": value for name, value in base_metrics.items()}
-    (ctx.out / "metrics.json").write_text(dump_json(policy_metrics | prefixed))
+    ctx.write_json("metrics.json", policy_metrics | prefixed)
     policy_figures["win_rate"] = won
     write_figures(
         ctx.out,

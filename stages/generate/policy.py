@@ -9,10 +9,10 @@ from stages.contract.errors import located
 from stages.generate.backend import EncodedPrompt
 from stages.generate.params import GenerateParams
 from stages.harness.context import ModelSource
-from stages.modeling.chat import render_prompt, require_chat_template
+from stages.modeling.chat import load_chat_tokenizer, render_prompt
 from stages.modeling.load import context_tokens, load_model_config
 from stages.modeling.probe import require_static_rope
-from stages.modeling.tokenizers import load_tokenizer, require_embedded
+from stages.modeling.tokenizers import require_embedded
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,7 @@ class Policy:
 
 def load_policy(source: ModelSource, params: GenerateParams) -> Policy:
     """Reads a checkpoint's tokenizer and configuration; UserError if they cannot serve."""
-    tokenizer = load_tokenizer(source)
-    require_chat_template(tokenizer, source.name_or_path)
+    tokenizer = load_chat_tokenizer(source)
     config = load_model_config(source)
     limit = context_tokens(config, params.max_length_tokens, source)
     if params.backend == "vllm":

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from stages.contract.errors import UserError
-from stages.contract.events import dump_json
 from stages.generate.backend import LENGTH, Backend, EncodedPrompt, SampledResponse
 from stages.generate.params import BACKENDS, GenerateParams
 from stages.generate.policy import Policy, load_policy
@@ -51,7 +50,7 @@ def run(ctx: GenerateContext) -> None:
     ]
     _sample(ctx, encoded, policy, chunks)
     metrics = _assemble(ctx, chunks, len(policy.tokenizer))
-    (ctx.out / "metrics.json").write_text(dump_json(metrics))
+    ctx.write_json("metrics.json", metrics)
 
 
 def _warn_if_turns_run_on(ctx: GenerateContext, policy: Policy) -> None:
@@ -104,7 +103,9 @@ def _sample(
                 kept += bool(samples)
                 continue
             if backend is None:
-                backend = stack.enter_context(contextlib.closing(_load_backend(ctx, policy)))
+                module = importlib.import_module(BACKENDS[ctx.params.backend])
+                loaded = module.load(policy, ctx.params, ctx.events)
+                backend = stack.enter_context(contextlib.closing(loaded))
             for place, index, sample in backend.generate(rendered, frozenset(samples)):
                 if math.isnan(math.fsum(sample.logprobs)):
                     raise UserError(
@@ -124,12 +125,6 @@ def _sample(
     if kept:
         ctx.events.info(f"{kept} of {len(chunks)} chunks are there already")
     ctx.events.progress(total, total, "responses")
-
-
-def _load_backend(ctx: GenerateContext, policy: Policy) -> Backend:
-    module = importlib.import_module(BACKENDS[ctx.params.backend])
-    backend: Backend = module.load(policy, ctx.params, ctx.events)
-    return backend
 
 
 def _read_samples(

@@ -1,9 +1,10 @@
 """Context of a stage, the argument of its ``run`` function."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from stages.contract.errors import UserError
 from stages.contract.events import Emitter
@@ -44,6 +45,8 @@ class StageContext(Generic[P]):
     """Progress, metrics and log lines, for the orchestrator."""
     inputs: Mapping[str, tuple[FoundInput, ...]]
     telemetry: set[str] = field(default_factory=set)
+    """Output files that may differ between computations of the same result (timings): kept and
+    checked, but not in digests."""
 
     @property
     def work(self) -> Path:
@@ -84,10 +87,7 @@ class StageContext(Generic[P]):
             return ModelSource(entry.repo, entry.revision)
         return ModelSource(str(entry))
 
-    def telemetry_path(self, name: str) -> Path:
-        """Path of an output file that may differ between computations of the same result.
-
-        Such a file (timings, throughput) is kept and checked, but does not enter digests.
-        """
-        self.telemetry.add(name)
-        return self.out / name
+    def write_json(self, name: str, value: Any) -> None:
+        """Writes an output file that people read: indented JSON, NaN refused."""
+        text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+        (self.out / name).write_text(f"{text}\n")

@@ -11,7 +11,7 @@ from stages.contract.errors import UserError
 from stages.contract.events import Emitter
 from stages.contract.request import Request
 from stages.harness.program import Stage, execute
-from stages.store.opening import cache_home, open_store, store_of_record
+from stages.store.opening import cache_home, open_store
 from stages.store.remote.store import RemoteStore
 from stages.store.remote.sync import compute, signs_passed_on
 
@@ -27,7 +27,8 @@ def execute_from_bucket(stage: Stage[Any], place: str, events: Emitter) -> None:
     ``place`` is the request's, as :meth:`stages.store.base.Store.share` returned it. UserError if
     the request is missing, or something in it is wrong.
     """
-    store = open_store(store_of_record(place))
+    # Below the store: logs/<stage>/<key>/<file>.
+    store = open_store(place.rsplit("/", 4)[0])
     assert isinstance(store, RemoteStore)
     name = place.removeprefix(f"{store.location}/")
     request = store.bucket.read(name, Request)

@@ -53,11 +53,6 @@ class Stage(Generic[P]):
     params: type[P]
     run: Callable[[StageContext[P]], None]
 
-    @property
-    def name(self) -> str:
-        """Name of the stage."""
-        return self.params.stage
-
 
 def execute(stage: Stage[Any], request: Request, events: Emitter) -> Artifact:
     """Computes a request's artifact in this process, or finds it in the store.
@@ -100,7 +95,7 @@ def execute(stage: Stage[Any], request: Request, events: Emitter) -> Artifact:
             files = describe_files(context.out, context.telemetry)
             for pattern, spec in stage.params.outputs.items():
                 if not spec.optional and not any(context.out.glob(pattern)):
-                    raise GebError(f"stage {stage.name!r} ended without its output {pattern!r}")
+                    raise GebError(f"stage {request.stage!r} ended without its output {pattern!r}")
             manifest = make_manifest(request, files=files, started=started, ended=_now())
             return store.publish(context.out, manifest)
         finally:
@@ -122,7 +117,7 @@ def main(stage: Stage[Any]) -> NoReturn:
     def work(events: Emitter) -> None:
         place = sys.argv[-1]
         if len(sys.argv) != 2 or place.startswith("-"):
-            raise UserError(f"usage: python -m stages.{stage.name} REQUEST.json")
+            raise UserError(f"usage: python -m stages.{stage.params.stage} REQUEST.json")
         if "://" in place:
             # Here: stages whose store is a folder need no client of object storage.
             from stages.harness.from_bucket import execute_from_bucket

@@ -10,6 +10,8 @@ from typing import Any
 from stages.contract.errors import UserError
 from stages.contract.messages import Messages, with_system
 from stages.contract.params import ChatSettings
+from stages.harness.context import ModelSource
+from stages.modeling.tokenizers import load_tokenizer
 
 # Templates that ask for the date get this one, so that a key's prompts are the same on every day.
 # Llama 3.2's template falls back on it by itself.
@@ -32,6 +34,13 @@ def require_chat_template(tokenizer: Any, place: str) -> None:
             f"{place}: the chat template renders two prompts alike: it leaves out what they say",
             remedy,
         )
+
+
+def load_chat_tokenizer(source: ModelSource) -> Any:
+    """Loads a checkpoint's tokenizer, whose chat template is checked."""
+    tokenizer = load_tokenizer(source)
+    require_chat_template(tokenizer, source.name_or_path)
+    return tokenizer
 
 
 def render_prompt(tokenizer: Any, messages: Messages, settings: ChatSettings) -> list[int]:

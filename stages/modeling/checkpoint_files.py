@@ -19,14 +19,6 @@ def checkpoint_folder(source: ModelSource) -> Path | None:
     return Path(source.name_or_path) if source.revision is None else None
 
 
-def not_finite_error(where: str, names: list[str]) -> UserError:
-    """The error for weights that are infinite or not a number."""
-    return UserError(
-        f"{len(names)} weights of {where} are infinite or not a number: {some_of(names)}",
-        "pass a checkpoint whose training did not diverge, or copy it again",
-    )
-
-
 def is_finite(weight: torch.Tensor) -> bool:
     """True if all numbers of a weight are finite; no copy of it is made."""
     # NaN is both least and greatest.

@@ -22,7 +22,6 @@ from stages.modeling.checkpoint_files import (
     checkpoint_folder,
     explained,
     is_finite,
-    not_finite_error,
     some_of,
 )
 
@@ -188,7 +187,11 @@ def _require_finite(model: Any, source: ModelSource) -> None:
     """Refuses weights that are infinite or not a number: everything computed with them would be."""
     faulty = [name for name, weight in model.named_parameters() if not is_finite(_own_part(weight))]
     if faulty:
-        raise not_finite_error(source.name_or_path, faulty)
+        raise UserError(
+            f"{len(faulty)} weights of {source.name_or_path} are infinite or not a number: "
+            f"{some_of(faulty)}",
+            "pass a checkpoint whose training did not diverge, or copy it again",
+        )
 
 
 def _own_part(weight: Any) -> torch.Tensor:

@@ -115,9 +115,7 @@ def _hidden(model: Any, **inputs: Any) -> Tensor:
         raise UnfitModelError(
             f"{type(model).__name__} names no decoder whose output its head reads"
         )
-    hidden = decoder(use_cache=False, **inputs).last_hidden_state
-    assert isinstance(hidden, Tensor)
-    return hidden
+    return decoder(use_cache=False, **inputs).last_hidden_state
 
 
 def _padded_rows(model: Any) -> Tensor:

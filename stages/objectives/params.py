@@ -80,7 +80,7 @@ class ObjectiveParams(Settings):
 class KappaParams(Settings):
     """κ, the weight of the bonus."""
 
-    kappa: float | None = Field(None, ge=0, allow_inf_nan=False)
+    kappa: float | None = Field(None, ge=0)
     """κ. Unset it is 1, or the value that `target_ratio` calibrates."""
     target_ratio: float | None = Field(None, gt=0)
     """|κ · bonus| / |L|: the first eight batches set κ, in place of `kappa`. Without a

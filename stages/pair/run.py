@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from stages.contract.digests import derive_seed
 from stages.contract.errors import UserError
-from stages.contract.events import dump_json
 from stages.harness.context import StageContext
 from stages.harness.program import Stage
 from stages.pair.own_strategy import UserStrategy
@@ -66,7 +65,7 @@ def run(ctx: StageContext[PairParams]) -> None:
     report = tally.report()
     if ctx.params.truncated == "drop":
         report["prompts_cut_off"] = tally.prompts_cut_off
-    (ctx.out / "metrics.json").write_text(dump_json(report))
+    ctx.write_json("metrics.json", report)
     if tally.null_scores:
         ctx.events.warning(
             f"{tally.null_scores} of {total} responses have no score; their "

@@ -9,12 +9,10 @@ from typing import Any
 
 from stages.contract.digests import prompt_id
 from stages.contract.errors import UserError, located
-from stages.contract.events import dump_json
 from stages.harness.context import StageContext
 from stages.harness.program import Stage
-from stages.modeling.chat import render_answered, require_chat_template
+from stages.modeling.chat import load_chat_tokenizer, render_answered
 from stages.modeling.sources import open_source
-from stages.modeling.tokenizers import load_tokenizer
 from stages.preferences.params import PreferencesParams
 from stages.preferences.rows import Preference, read_preference
 from stages.tables.schemas import PAIRS, PROMPTS, TableWriter, read_rows
@@ -22,9 +20,7 @@ from stages.tables.schemas import PAIRS, PROMPTS, TableWriter, read_rows
 
 def run(ctx: StageContext[PreferencesParams]) -> None:
     """Writes a pair for each row of the data whose prompt is among the iteration's."""
-    policy = ctx.model("policy")
-    tokenizer = load_tokenizer(policy)
-    require_chat_template(tokenizer, policy.name_or_path)
+    tokenizer = load_chat_tokenizer(ctx.model("policy"))
     prompts = {
         row["prompt_id"] for row in read_rows(ctx.path("prompts"), PROMPTS, columns=["prompt_id"])
     }
@@ -57,7 +53,7 @@ def run(ctx: StageContext[PreferencesParams]) -> None:
             "iteration's",
             remedy,
         )
-    (ctx.out / "metrics.json").write_text(dump_json(dict(counts)))
+    ctx.write_json("metrics.json", counts)
 
 
 def _pair(

@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stages.contract.digests import prompt_id
 from stages.contract.errors import UserError
 from stages.contract.messages import (
     Messages,
@@ -30,10 +29,6 @@ class Prompt:
     """Reference answer, if the source has one."""
     cut: bool
     """True if the source went on with assistant turns, which are not part of the prompt."""
-
-    def identity(self) -> bytes:
-        """The prompt's id, as 16 bytes."""
-        return bytes.fromhex(prompt_id(self.messages))
 
 
 def read_prompt(row: Mapping[str, Any], params: PrepareParams, columns: Collection[str]) -> Prompt:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from stages.contract.digests import prompt_id
 from stages.contract.errors import UserError, located
-from stages.contract.events import dump_json
 from stages.contract.messages import CARRIERS
 from stages.harness.context import FoundInput, StageContext
 from stages.harness.program import Stage
@@ -67,7 +67,7 @@ def run(ctx: StageContext[PrepareParams]) -> None:
     )
     _write(ctx, sources, scan, decided, total)
     report = _report(scan, decided)
-    (ctx.out / "metrics.json").write_text(dump_json(report))
+    ctx.write_json("metrics.json", report)
     for name in _TOLD:
         if report[name]:
             ctx.events.info(f"{name.replace('_', ' ')}: {report[name]}")
@@ -104,7 +104,7 @@ def _prompts(params: PrepareParams, source: RowSource) -> Iterator[tuple[Prompt 
         try:
             with located(place):
                 prompt = read_prompt(row, params, source.columns)
-            yield prompt, prompt.identity()
+            yield prompt, bytes.fromhex(prompt_id(prompt.messages))
         except UserError:
             if params.invalid_rows == "refuse":
                 raise

@@ -9,7 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from stages.contract.events import dump_json
 from stages.contract.records import read_record
 from stages.contract.request import ArtifactInput
 from stages.harness.context import StageContext
@@ -62,7 +61,7 @@ def run(ctx: StageContext[PromoteParams]) -> None:
         "aliases": promoted_to,
         "gates": [asdict(gate) for gate in gates],
     }
-    (ctx.out / "decision.json").write_text(dump_json(report))
+    ctx.write_json("decision.json", report)
 
 
 def _read_metrics(path: Path) -> dict[str, Any]:

@@ -64,8 +64,7 @@ def _grade_in_time(seconds: float, pair: AnswerPair) -> OracleVerdict:
     other.close()
     try:
         if connection.poll(seconds):
-            verdict: OracleVerdict = connection.recv()
-            return verdict
+            return connection.recv()
         return OracleVerdict(None, f"the answer took more than {seconds:g} s")
     except EOFError:
         return OracleVerdict(None, "the process that checked the answer died")

@@ -47,5 +47,4 @@ class Oracle(Protocol):
 def load_oracle(ctx: StageContext[ScoreParams]) -> Oracle:
     """Loads the oracle that the parameters name; its threads and processes end with this one."""
     module = importlib.import_module(ORACLES[ctx.params.oracle].module)
-    oracle: Oracle = module.load(ctx)
-    return oracle
+    return module.load(ctx)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
@@ -110,9 +110,7 @@ class JudgeSettings(ServerSettings):
 class WeightedSettings(Settings):
     """A weighted sum of other oracles' scores."""
 
-    weights: dict[PartName, Annotated[float, Field(allow_inf_nan=False)]] = Field(
-        default_factory=dict
-    )
+    weights: dict[PartName, float] = Field(default_factory=dict)
     """Weight of each oracle by its name; a negative one is a penalty. Each oracle reads its own
     section."""
 

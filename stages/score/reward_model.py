@@ -17,14 +17,14 @@ from stages.contract.messages import Messages
 from stages.contract.number_types import NumberType
 from stages.harness.context import ModelSource, StageContext
 from stages.modeling.chat import (
+    load_chat_tokenizer,
     render_conversation,
-    require_chat_template,
     spelled_control_tokens,
 )
 from stages.modeling.load import context_tokens, load_model, load_model_config
 from stages.modeling.probe import require_static_rope
 from stages.modeling.token_batches import token_batches
-from stages.modeling.tokenizers import load_tokenizer, require_embedded
+from stages.modeling.tokenizers import require_embedded
 from stages.score.oracle import OracleVerdict
 from stages.score.params import ScoreParams
 
@@ -121,8 +121,7 @@ def load_reward_model(
     """Loads the checkpoint given as input ``model``, its weights last: they take longest."""
     settings = ctx.params.reward_model
     source = ctx.model("model")
-    tokenizer = load_tokenizer(source)
-    require_chat_template(tokenizer, source.name_or_path)
+    tokenizer = load_chat_tokenizer(source)
     config = load_model_config(source)
     limit = context_tokens(config, settings.max_length_tokens, source)
     return RewardModel(

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from stages.contract.errors import UserError
-from stages.contract.events import Emitter, dump_json
+from stages.contract.events import Emitter
 from stages.harness.context import StageContext
 from stages.harness.program import Stage
 from stages.score.oracle import Oracle, load_oracle
@@ -60,7 +60,7 @@ def run(ctx: ScoreContext) -> None:
     scored = pq.read_table(table, columns=["score", "error"])
     _check_nulls(ctx, scored)
     metrics = {**_statistics(scored["score"]), "oracle": oracle.identity}
-    (ctx.out / "metrics.json").write_text(dump_json(metrics))
+    ctx.write_json("metrics.json", metrics)
 
 
 def _statistics(scores: Any) -> dict[str, Any]:

@@ -32,24 +32,6 @@ class UrmOutput(NamedTuple):
     """Weight of each attribute, [B, 5]; of any sign, they do not sum to one."""
 
 
-class Gate(nn.Module):
-    """The MLP that weighs the attributes; ``fc.0``, ``fc.2`` and ``fc.4`` name its weights."""
-
-    def __init__(self, hidden_size: int) -> None:
-        super().__init__()
-        self.fc = nn.Sequential(
-            nn.Linear(hidden_size, hidden_size),
-            nn.SELU(),
-            nn.Linear(hidden_size, hidden_size),
-            nn.SELU(),
-            nn.Linear(hidden_size, len(ATTRIBUTES)),
-        )
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Weights [B, 5] from hidden states [B, H]."""
-        return self.fc(hidden)
-
-
 class UrmModel(LlamaPreTrainedModel):
     """A Llama with URM's head (``score``) and gate (``weights``), named as in the checkpoint."""
 
@@ -61,7 +43,15 @@ class UrmModel(LlamaPreTrainedModel):
         super().__init__(config)
         self.model = LlamaModel(config)
         self.score = nn.Linear(config.hidden_size, 2 * len(ATTRIBUTES), bias=False)
-        self.weights = Gate(config.hidden_size)
+        width = config.hidden_size
+        gate = nn.Sequential(
+            nn.Linear(width, width),
+            nn.SELU(),
+            nn.Linear(width, width),
+            nn.SELU(),
+            nn.Linear(width, len(ATTRIBUTES)),
+        )
+        self.weights = nn.ModuleDict({"fc": gate})
         self.post_init()
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> UrmOutput:
@@ -70,7 +60,7 @@ class UrmModel(LlamaPreTrainedModel):
         rows = torch.arange(len(input_ids), device=states.device)
         last = states[rows, attention_mask.sum(dim=1) - 1].float()
         parameters = self.score(last).view(-1, len(ATTRIBUTES), 2)
-        return UrmOutput(means=parameters[..., 0], gates=self.weights(last))
+        return UrmOutput(means=parameters[..., 0], gates=self.weights["fc"](last))
 
 
 _READINGS: dict[str, Callable[[UrmOutput], Tensor]] = {

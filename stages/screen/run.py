@@ -6,7 +6,6 @@ Memory holds 16 bytes and some overhead for each solved prompt.
 import numpy as np
 
 from stages.contract.errors import UserError
-from stages.contract.events import dump_json
 from stages.harness.context import StageContext
 from stages.harness.program import Stage
 from stages.screen.params import ScreenParams
@@ -30,7 +29,7 @@ def run(ctx: StageContext[ScreenParams]) -> None:
                 writer.write(row)
             ctx.events.progress(done, total, "prompts")
     report = {"prompts": total, "solved": total - writer.num_rows, "kept": writer.num_rows}
-    (ctx.out / "metrics.json").write_text(dump_json(report))
+    ctx.write_json("metrics.json", report)
     if writer.num_rows == 0:
         raise UserError(
             f"the starting policy solves all {total} prompts: nothing is left to train on",

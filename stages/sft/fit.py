@@ -10,10 +10,9 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from stages.contract.digests import derive_seed
 from stages.harness.context import StageContext
-from stages.modeling.chat import require_chat_template
+from stages.modeling.chat import load_chat_tokenizer
 from stages.modeling.load import context_tokens, load_model_config
 from stages.modeling.logprobs import ResponseLogprobs
-from stages.modeling.tokenizers import load_tokenizer
 from stages.sft.data import (
     Placed,
     make_examples,
@@ -75,8 +74,7 @@ class ConversationFit(Fit[SftParams]):
             self.tokenizer = make_word_tokenizer(texts, max_length=context)
             longest = min(longest or context, context)
         else:
-            self.tokenizer = load_tokenizer(self._source)
-            require_chat_template(self.tokenizer, self._source.name_or_path)
+            self.tokenizer = load_chat_tokenizer(self._source)
             config = load_model_config(self._source)
             has_limit = getattr(config.get_text_config(), "max_position_embeddings", None)
             if longest is None and not has_limit:

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.contract.atomic import explain_disk_errors, fsync, write_atomically
+from stages.contract.atomic import fsync, write_atomically
 from stages.contract.digests import files_by_name
 from stages.contract.errors import (
     DamagedArtifactError,
@@ -340,8 +340,7 @@ def read_marker(root: Path, *, create: bool) -> dict[str, Any]:
     marker = root / MARKER
     if create and not marker.exists():
         _require_empty(root)
-        with explain_disk_errors(root):
-            write_atomically(marker, json.dumps({"format": FORMAT, "id": uuid.uuid4().hex}))
+        write_atomically(marker, json.dumps({"format": FORMAT, "id": uuid.uuid4().hex}))
     try:
         content = read_record(marker, dict[str, Any], _MARKER_REMEDY)
     except OSError as error:

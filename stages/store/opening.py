@@ -29,11 +29,6 @@ def local_folder(location: str) -> Path:
     return cache_home() if "://" in location else Path(location_of(location))
 
 
-def store_of_record(record: str) -> str:
-    """Address of the store in a bucket that has a log or request of a key at this address."""
-    return record.rsplit("/", 4)[0]
-
-
 def open_store(location: str, *, create: bool = False) -> Store:
     """Opens the store in a folder or in a bucket, an ``s3://``, ``gs://`` or ``az://`` address.
 

@@ -153,10 +153,8 @@ class TableWriter:
     def write_batch(self, batch: pa.RecordBatch | pa.Table) -> None:
         """Adds rows in columnar form as one row group, after the rows held so far."""
         self.flush()
-        columns = {name: batch[name] for name in self._schema.names}
-        table = pa.table(columns, schema=self._schema)
-        self._writer.write_table(table)
-        self.num_rows += table.num_rows
+        self._writer.write(batch)
+        self.num_rows += batch.num_rows
 
     def flush(self) -> None:
         """Writes the rows held so far as one row group."""

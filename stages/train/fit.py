@@ -9,7 +9,6 @@ from typing import Any
 from torch import nn
 
 from stages.contract.errors import UserError
-from stages.contract.events import dump_json
 from stages.harness.context import StageContext
 from stages.modeling.logprobs import ResponseLogprobs
 from stages.modeling.tokenizers import load_tokenizer, require_same_tokenizer
@@ -109,9 +108,8 @@ class PairFit(Fit[TrainParams]):
     def write_records(self, log: StepLog) -> None:
         """Writes log π_ref and the summary."""
         params = self.ctx.params
-        out = self.ctx.out
         rows = reference.reference_rows(self._pairs, self._ref_logprobs)
-        write_table(out / reference.FILE, reference.REFERENCE_LOGPROBS, rows)
+        write_table(self.ctx.out / reference.FILE, reference.REFERENCE_LOGPROBS, rows)
         summary = {
             "steps": self.plan.num_steps,
             "kappa": log.records[-1]["kappa"],
@@ -119,7 +117,7 @@ class PairFit(Fit[TrainParams]):
             "cautions": self._cautions,
             "metrics": _epoch_means(log.records, params.epochs),
         }
-        (out / "summary.json").write_text(dump_json(summary))
+        self.ctx.write_json("summary.json", summary)
 
     def _load(self, name: str) -> ResponseLogprobs:
         return load_logprob_model(self._models[name], self.ctx.params, self.numerics)

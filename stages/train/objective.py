@@ -54,7 +54,7 @@ class PairObjective(Objective[Pair]):
 
     def step_record(self, sums: Tensor) -> dict[str, float]:
         """The objective's metrics, κ, and the number of pairs."""
-        num_pairs = sums[METRIC_SUMS.index("num_pairs")].item()
+        num_pairs = int(sums[METRIC_SUMS.index("num_pairs")])
         return {**step_metrics(sums), "kappa": self.step_kappa, "num_pairs": num_pairs}
 
     def state(self) -> dict[str, Any]:

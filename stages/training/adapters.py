@@ -45,8 +45,7 @@ def merge_adapters(base: Any, params: LoraParams, weights: dict[str, Tensor]) ->
     adapted = _adapted(base, params)
     report = adapted.load_state_dict(weights, strict=False)
     assert not report.unexpected_keys, report.unexpected_keys
-    merged: dict[str, Tensor] = adapted.merge_and_unload().state_dict()
-    return merged
+    return adapted.merge_and_unload().state_dict()
 
 
 def _adapted(model: Any, params: LoraParams) -> Any:

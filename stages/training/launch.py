@@ -25,7 +25,7 @@ def train(ctx: StageContext[P]) -> None:
         StoppedError: SIGTERM came; a checkpoint is saved.
         StageFailedError: A worker failed.
     """
-    ctx.telemetry_path("metrics.jsonl")
+    ctx.telemetry.add("metrics.jsonl")
     resources = ctx.request.resources
     # DeepSpeed wants a process group, of a single process too.
     if resources.world_size == 1 and ctx.params.deepspeed.zero_stage == "off":

@@ -44,7 +44,6 @@ class StepLog:
             "step": step,
             "epoch": (step - 1) // self._plan.steps_per_epoch + 1,
             **values,
-            **{name: int(value) for name, value in values.items() if name.startswith("num_")},
             "step_seconds": seconds,
             "tokens_per_second": values["num_tokens"] / seconds,
         }

@@ -49,7 +49,6 @@ class ZeroEngine(Engine):
             optimizer=self.optimizer,
             config=training_config(self._plan, self._numerics),
         )
-        assert isinstance(wrapped, nn.Module)
         return wrapped
 
     def _update(self) -> float | None:

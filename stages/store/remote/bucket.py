@@ -57,11 +57,6 @@ class _Service(NamedTuple):
     credentials: str
     """Remedy if credentials are missing or refused."""
 
-    def endpoint(self) -> str:
-        """Address for messages, and for telling equal bucket names apart."""
-        default = os.path.expandvars(self.default_endpoint)
-        return os.environ.get(self.endpoint_variable, default)
-
 
 _SERVICES: Mapping[str, _Service] = {
     "s3": _Service(
@@ -127,11 +122,13 @@ class Bucket:
         self.prefix = parts.path.strip("/")
         self.url = f"{parts.scheme}://{self.name}/{self.prefix}".rstrip("/")
         self._service = _SERVICES[parts.scheme]
-        self.endpoint = self._service.endpoint()
+        # For messages, and for telling equal bucket names apart.
+        default = os.path.expandvars(self._service.default_endpoint)
+        self.endpoint = os.environ.get(self._service.endpoint_variable, default)
         self._patience = float(os.environ.get(PATIENCE_VARIABLE, _PATIENCE_SECONDS))
-        self._client = self._connect(_aws_settings if parts.scheme == "s3" else dict)
+        self._client = self._connect()
 
-    def _connect(self, settings: Callable[[], dict[str, Any]]) -> ObjectStore:
+    def _connect(self) -> ObjectStore:
         try:
             from obstore.exceptions import BaseError
             from obstore.store import from_url
@@ -141,6 +138,11 @@ class Bucket:
                 "pip install 'geb[bucket]', or set `store` to a folder",
             ) from error
         try:
+            settings = (
+                _aws_settings(frozenset(os.environ.items()))
+                if self._service is _SERVICES["s3"]
+                else {}
+            )
             return from_url(
                 self.url,
                 client_options={
@@ -150,7 +152,7 @@ class Bucket:
                 },
                 # For a part of a large file; a whole request is made again by the bucket.
                 retry_config={"max_retries": 3},
-                **settings(),
+                **settings,
             )
         except (BaseError, ValueError) as error:
             reason = str(error).partition("\n")[0]
@@ -299,18 +301,15 @@ class Bucket:
         )
 
 
-def _aws_settings() -> dict[str, Any]:
+@functools.lru_cache
+def _aws_settings(_: frozenset[tuple[str, str]]) -> dict[str, Any]:
     """Region and credentials by botocore: obstore itself reads the environment only.
+
+    Found once in an environment: a role's or SSO's credentials are requests.
 
     Raises:
         ValueError: No credentials, in the environment, a profile, SSO or the machine's role.
     """
-    return _aws_settings_of(frozenset(os.environ.items()))
-
-
-@functools.lru_cache
-def _aws_settings_of(_: frozenset[tuple[str, str]]) -> dict[str, Any]:
-    """The settings in an environment, found once: a role's or SSO's credentials are requests."""
     from botocore.exceptions import BotoCoreError
     from botocore.session import Session
     from obstore.auth.boto3 import Boto3CredentialProvider

@@ -25,7 +25,8 @@ def write_files(ctx):
     (ctx.out / "checkpoint").mkdir()
     for name in FILES:
         (ctx.out / name).write_text(f"{name}: {ctx.params.text}\n")
-    ctx.telemetry_path("timings.json").write_text("{}")
+    ctx.telemetry.add("timings.json")
+    (ctx.out / "timings.json").write_text("{}")
 
 
 WRITER = Stage(WriterParams, write_files)
