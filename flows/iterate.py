@@ -1,7 +1,6 @@
 """The flow `iterate`: T iterations of iterative online RLHF with an exploratory bonus."""
 
 import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -135,7 +134,13 @@ def _chosen(preset: str, config: dict[str, Any], fresh: bool) -> RunConfig:
 def _compute_steps(run: ResolvedRun, executor: StepExecutor, session: Session) -> RunResult:
     record = executor.record
     config = run.config
-    with tracked(config, record, _warn(config.name, session)) as track:
+
+    def warn(message: str) -> None:
+        get_run_logger().warning(message)
+        for observer in session.observers:
+            observer.run_log(config.name, Log(level="warning", message=message))
+
+    with tracked(config, record, warn) as track:
 
         def show() -> RunResult:
             summary = summarise(record)
@@ -160,12 +165,3 @@ def _compute_steps(run: ResolvedRun, executor: StepExecutor, session: Session) -
                 tasks.submit(step)
             tasks.wait()
         return show()
-
-
-def _warn(run: str, session: Session) -> Callable[[str], None]:
-    def warn(message: str) -> None:
-        get_run_logger().warning(message)
-        for observer in session.observers:
-            observer.run_log(run, Log(level="warning", message=message))
-
-    return warn

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.common import console, quiet_prefect
+from flows.commands.common import ParallelRuns, console, quiet_prefect
 from flows.pipeline.presets import DEFAULT_STORE, STORE_VARIABLE
 from flows.standing.home import DEFAULT_HOME, HOME_VARIABLE, Home, Standing
 from stages.contract.errors import UserError
@@ -33,7 +33,7 @@ def up(
     port: Annotated[
         int, typer.Option(min=1, max=65535, help="Port of a Prefect server started here.")
     ] = 4200,
-    limit: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 2,
+    limit: ParallelRuns = 2,
     home: HomePath = DEFAULT_HOME,
     password: Annotated[
         bool, typer.Option(help="Let a Prefect server started here ask for a password.")
@@ -119,7 +119,7 @@ def _show(standing: Standing) -> None:
     console.print(f"Prefect UI     [bold]{standing.ui}[/]")
     if standing.password_file is not None:
         password = Path(standing.password_file).read_text()
-        console.print(f"password       {password}", markup=False, soft_wrap=True)
+        console.print(f"password       {password}", markup=False)
     console.print(f"store          {standing.store}", markup=False)
     exports = f"to have `geb run` report there: {standing.exports}"
-    console.print(exports, markup=False, soft_wrap=True)
+    console.print(exports, markup=False)

@@ -67,13 +67,6 @@ def _as_given(stages: Mapping[str, Settings]) -> dict[str, Any]:
     return {stage: settings.model_dump(exclude_unset=True) for stage, settings in stages.items()}
 
 
-def _absolute(path: str) -> str:
-    """A path in the form that is compared with others; a relative path is refused."""
-    if not Path(path).is_absolute():
-        raise ValueError(f"{path!r} is not an absolute path")
-    return str(Path(path))
-
-
 class ClaimMount(Settings):
     """A persistent volume claim, or a folder of it, as stages and orchestrator see it."""
 
@@ -134,7 +127,7 @@ class KubernetesSettings(PodSettings):
     its own."""
     registry: str = ""
     """Registry and folder of this project's images, such as `ghcr.io/me`."""
-    volumes: dict[Annotated[str, AfterValidator(_absolute)], ClaimMount] = {}
+    volumes: dict[str, ClaimMount] = {}
     """Claims by the path at which orchestrator and stages see them. One of them holds the store;
     others hold prompts and models. A store in a bucket needs none: pods fetch and send by
     themselves, unless one holds the cache on disk."""

@@ -76,18 +76,17 @@ def method_labels(runs: Sequence[Summary]) -> dict[str, str]:
         label = ", ".join(filter(None, (train.method, str(train.divergence), kappa_label(train))))
         if label in members:
             label = f"{label} ({run.run})"
+        fields = _method_fields(run.config)
         for method, others in members.items():
-            if all(_repeats(other, run) for other in others):
+            # The same settings, and the same files from outside.
+            if all(
+                _method_fields(other.config) == fields and not read_other_files(other, run)
+                for other in others
+            ):
                 label = method
         members.setdefault(label, []).append(run)
         labels[run.run] = label
     return labels
-
-
-def _repeats(first: Summary, run: Summary) -> bool:
-    """True for two runs of one method: the same settings, and the same files from outside."""
-    is_same = _method_fields(first.config) == _method_fields(run.config)
-    return is_same and not read_other_files(first, run)
 
 
 def _method_fields(config: RunConfig) -> dict[tuple[str, str], Any]:

@@ -14,9 +14,3 @@ def image_tags(name: str, *, gpus: int) -> list[str]:
     if name not in _WITH_TORCH:
         return [tag]
     return [f"{tag}-gpu"] if gpus else [f"{tag}-cpu", f"{tag}-gpu"]
-
-
-def build_command(tag: str) -> str:
-    """The command that builds an image of this project, by its tag: ``geb-torch:0.1.0-gpu``."""
-    name = tag.removeprefix("geb-").partition(":")[0]
-    return f"docker/build.sh {name}-gpu" if tag.endswith("-gpu") else f"docker/build.sh {name}"

@@ -7,7 +7,7 @@ import docker
 from docker.errors import ImageNotFound
 
 from flows.pipeline.placement import DockerSettings
-from flows.runners.images import CODE_LABEL, build_command, image_tags
+from flows.runners.images import CODE_LABEL, image_tags
 from stages.contract.errors import UserError
 from stages.contract.manifest import stages_digest
 from stages.contract.request import Request
@@ -24,14 +24,14 @@ def find_image(
         UserError: It is not there, or was built from other code than the orchestrator runs.
     """
     tags = image_tags(request.image, gpus=request.resources.gpus)
-    command = build_command(tags[0])
+    target = f"{request.image}-gpu" if tags[0].endswith("-gpu") else request.image
+    command = f"docker/build.sh {target}"
     chosen = settings.images.get(request.stage)
     names = [chosen] if chosen else tags
     for name in names:
         with contextlib.suppress(ImageNotFound):
             image = client.images.get(name)
-            labels = image.attrs["Config"]["Labels"] or {}
-            if labels.get(CODE_LABEL) != stages_digest():
+            if image.labels.get(CODE_LABEL) != stages_digest():
                 raise UserError(
                     f"image {name} holds other code of the stages than the orchestrator",
                     f"build it again, or on top of an image that is up to date: `{command}`",

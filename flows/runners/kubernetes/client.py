@@ -92,7 +92,7 @@ class Cluster:
             if error.status != NOT_FOUND:
                 raise
 
-    def pods(self, selector: str) -> list[dict[str, Any]]:
+    def pods(self, selector: str) -> list[Pod]:
         """Pods with the labels of a selector."""
         answer = _asked(self._api.list_namespaced_pod, self.namespace, label_selector=selector)
         return list(answer["items"])

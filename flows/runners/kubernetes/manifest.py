@@ -18,6 +18,7 @@ import yaml
 from flows.pipeline.placement import ClaimMount, Execution, KubernetesSettings, PodSettings
 from flows.runners.command_lines import SUPERVISOR_SECONDS, thread_variables
 from flows.runners.images import image_tags
+from flows.runners.kubernetes.diagnosis import Pod
 from flows.runners.place import node_commands, writable_folders
 from stages.contract.digests import sha256_of
 from stages.contract.errors import UserError
@@ -149,7 +150,7 @@ class PodGroup:
         return f"{registry}/{tag}" if registry else tag
 
 
-def pods_for(group: PodGroup) -> list[dict[str, Any]]:
+def pods_for(group: PodGroup) -> list[Pod]:
     """Manifests of an attempt's pods: the stage's program in the first, its peers in the others.
 
     Raises:
@@ -162,9 +163,7 @@ def pods_for(group: PodGroup) -> list[dict[str, Any]]:
     return [_pod(group, node, command, mounts) for node, command in enumerate(commands)]
 
 
-def _pod(
-    group: PodGroup, node: int, command: list[str], mounts: list[dict[str, Any]]
-) -> dict[str, Any]:
+def _pod(group: PodGroup, node: int, command: list[str], mounts: list[dict[str, Any]]) -> Pod:
     execution = group.execution
     chosen = group.settings
     uid, gid = group.user
@@ -179,7 +178,7 @@ def _pod(
         tmp=_mib(chosen.tmp_gib),
         shm=_mib(chosen.shm_gib),
     )
-    pod: dict[str, Any] = yaml.safe_load(text)
+    pod: Pod = yaml.safe_load(text)
     # The runner's own labels come last, so that no setting changes them.
     pod["metadata"]["labels"] = chosen.labels | pod["metadata"]["labels"]
     spec = pod["spec"]

@@ -9,7 +9,6 @@ import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from flows.pipeline.placement import Execution, KubernetesSettings
 from flows.runners.command_lines import preflight_request
@@ -67,7 +66,7 @@ class KubernetesPlace:
                 raise
         return work
 
-    def _manifests(self, job: StageJob, name: str) -> list[dict[str, Any]]:
+    def _manifests(self, job: StageJob, name: str) -> list[Pod]:
         request = job.request
         store = job.store
         path = job.request_path

@@ -84,7 +84,7 @@ class ForkedProcess:
         self._server = server
         self._stdin = stdin
         self._is_unwanted = False
-        self.stdout: IO[str] | None = stdout
+        self.stdout = stdout
 
     def end(self) -> None:
         """Ends the supervisor's stdin, its sign to end the stage; before there is one, the server.
@@ -139,7 +139,6 @@ class ForkedProcess:
         return self
 
     def __exit__(self, *error: object) -> None:
-        assert self.stdout is not None
         self.stdout.close()
         self.end()
         self.wait()

@@ -4,7 +4,6 @@ import contextlib
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
 
 from flows.pipeline.placement import Execution
 from flows.pipeline.preflight import require_interpreter
@@ -93,7 +92,10 @@ class ProcessPlace:
         gains_by_fork = request.image in ("core", "torch") and not request.resources.gpus
         with contextlib.ExitStack() as stack:
             gpus = stack.enter_context(hold_gpus(request.resources.gpus))
-            environment = _environment(job, gpus)
+            environment = stage_environment(in_bucket=job.store.mirror_of is not None)
+            # A stage that holds no GPU must not see the GPUs of other stages.
+            environment |= device_variables(gpus)
+            environment |= thread_variables(request.resources)
             # The stage itself writes into the log.
             stderr = stack.enter_context(job.log.path.open("a", encoding="utf-8"))
             process: SupervisedProcess
@@ -114,14 +116,6 @@ class ProcessPlace:
                 )
             stack.enter_context(process)
             return StageProcess(job, process, stack.pop_all(), execution.grace_seconds)
-
-
-def _environment(job: StageJob, gpus: Iterable[str]) -> dict[str, str]:
-    variables = stage_environment(in_bucket=job.store.mirror_of is not None)
-    # A stage that holds no GPU must not see the GPUs of other stages.
-    variables |= device_variables(gpus)
-    variables |= thread_variables(job.request.resources)
-    return variables
 
 
 def _quote_tail(log: AttemptLog) -> None:

@@ -155,7 +155,7 @@ def test_the_settings_add_mounts_and_variables(store):
 
 
 def test_an_image_of_other_code_is_refused(request_):
-    old = SimpleNamespace(attrs={"Config": {"Labels": {CODE_LABEL: "other"}}})
+    old = SimpleNamespace(labels={CODE_LABEL: "other"})
     engine = SimpleNamespace(images=SimpleNamespace(get=lambda name: old))
     with pytest.raises(UserError, match="holds other code") as caught:
         find_image(engine, DockerSettings(images={"probe": "registry/geb-probe:1"}), request_)
